@@ -1,0 +1,63 @@
+# `make` lists the targets. Everything that a target needs is set up by the target itself.
+SHELL := /bin/sh
+.DEFAULT_GOAL := help
+BIN := .venv/bin
+READY := .venv/.ready
+PYTEST := $(BIN)/python -m pytest
+# All tests of a file in one worker: importing MaxText takes 10-25 s, once a worker is enough.
+PARALLEL := -n 2 --dist loadfile
+DEMO := runs-demo
+
+.PHONY: help setup demo test test-full soak test-torch lint format lock bench clean
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+setup: $(READY) ## make .venv from requirements.lock (nothing to do when it is there)
+
+$(READY): requirements.lock setup.py .ci/setup $(wildcard tests/tools/go.sum)
+	@sh .ci/setup
+
+demo: $(READY) ## train a small model on simulated slices, lose one, recover, export, evaluate
+	$(BIN)/python examples/make_data.py $(DEMO)/data
+	$(BIN)/elastic-tpu run examples/local.yaml
+
+test: $(READY) ## run the tests (minutes); the last lines say what could not run here
+	$(PYTEST) $(PARALLEL) -m "not full and not soak"
+
+test-full: $(READY) ## run the tests that take minutes each
+	$(PYTEST) $(PARALLEL) -m "full and not soak" || { code=$$?; [ $$code = 5 ] && echo "no test is marked full"; }
+
+soak: $(READY) ## lose slices at random for a long time; by hand
+	$(PYTEST) --timeout 0 -m soak
+
+test-torch: .venv-torch/.ready ## compare an export with transformers on CPU torch, in .venv-torch; by hand
+	.venv-torch/bin/python tests/torch_check.py
+
+.venv-torch/.ready: $(READY) requirements.lock
+	$(BIN)/python -m venv --clear .venv-torch
+	grep -E '^(transformers|tokenizers|safetensors|numpy)==' requirements.lock > .venv-torch/constraints.txt
+	$(BIN)/uv pip install --python .venv-torch/bin/python --torch-backend cpu -c .venv-torch/constraints.txt \
+		torch transformers tokenizers safetensors numpy
+	touch $@
+
+lint: $(READY) ## ruff, mypy and import-linter
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy .
+	$(BIN)/lint-imports --no-logo
+
+format: $(READY) ## rewrite the sources as ruff wants them
+	$(BIN)/ruff check --fix-only .
+	$(BIN)/ruff format .
+
+lock: $(READY) ## resolve requirements.lock again; UPGRADE=1 takes the newest versions
+	$(BIN)/uv pip compile setup.py --all-extras --universal --python-version 3.12 $(if $(UPGRADE),--upgrade) \
+		--no-emit-index-url --annotation-style line --custom-compile-command "make lock" --quiet -o requirements.lock
+
+bench: $(READY) ## run the benchmarks
+	for script in benchmarks/*.py; do echo "== $$script"; $(BIN)/python "$$script" || exit 1; done
+
+clean: ## remove caches, builds and the demo's run; .venv stays
+	rm -rf build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache $(DEMO)
+	find . -name __pycache__ -not -path './.venv*' -prune -exec rm -rf {} +

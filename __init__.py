@@ -1,0 +1,3 @@
+"""Elastic training on Cloud TPU slices as reusable pipeline steps."""
+
+__version__ = "0.1.0"

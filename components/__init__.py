@@ -1,0 +1,1 @@
+"""The reusable steps of a pipeline; importing this loads no third-party module."""

@@ -1,0 +1,1 @@
+"""Evaluate the export on held-out data, and apply the gate; needs only CPU."""

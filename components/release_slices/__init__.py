@@ -1,0 +1,1 @@
+"""Give every slice of a run back and verify that it is gone; safe to call at any time, as often as one likes."""

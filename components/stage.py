@@ -1,0 +1,451 @@
+"""The protocol of a pipeline step, and its two kinds. Nothing here knows which orchestrator called.
+
+    stage = open_stage(STEP, run="gs://bucket/runs/r", holder="my-dag/2026-01-01")
+    stage.submit()                      # create or adopt; safe to call twice
+    while not (verdict := stage.poll()).done:
+        wait(stage.interval)
+    result = stage.collect()            # positive proof, or an error that says who must act
+
+A `JobStage` starts a job and is over when its proof holds. A `SliceStage` takes slices or gives them back. Who drives
+the run is decided by its claim (contracts.md 4): a stage whose claim is refused changes nothing.
+Importing this loads the standard library only: a scheduler does it every few seconds.
+"""
+
+from __future__ import annotations
+
+import socket
+import time
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any, Literal, Protocol
+
+from ..runs.errors import ElasticTPUError, EndedOnRequest, ExitCode, GateFailed, HeldByAnother, Infrastructure, LimitSpent, NotFound
+from ..runs.verdict import Verdict, judge
+
+if TYPE_CHECKING:
+    from ..platforms.base import Job, Platform
+    from ..runs.driver import Driver
+    from ..runs.run import Run
+
+_STOP_WAIT = 600.0  # seconds a submit waits for a trainer that was told to stop
+
+
+@dataclass(frozen=True)
+class JobStep:
+    """Declares a job: its name, what it needs, and whether it may take the claim or only join it."""
+
+    name: Literal["train", "export", "evaluate"]
+    slices: bool
+    claim: Literal["take", "join"]
+
+    @property
+    def argv(self) -> tuple[str, ...]:
+        """Arguments of the trainer's command, without the run."""
+        return (self.name,)
+
+
+@dataclass(frozen=True)
+class SliceStep:
+    """Declares a change of slices."""
+
+    name: Literal["provision", "release"]
+
+
+Step = JobStep | SliceStep
+
+
+@dataclass(frozen=True)
+class StageResult:
+    """What a stage came to: a few values and URIs, small enough for any orchestrator."""
+
+    stage: str
+    summary: str
+    values: dict[str, Any] = field(default_factory=dict)
+
+    def record(self) -> dict[str, Any]:
+        """As plain data."""
+        return asdict(self)
+
+
+class Stage(Protocol):
+    """What an adapter drives."""
+
+    name: str
+    interval: float
+
+    def submit(self) -> None:
+        """Create or adopt what the stage is for. Raises HeldByAnother when somebody else drives the run."""
+
+    def poll(self) -> Verdict:
+        """One look: renew the claim, observe, judge."""
+
+    def collect(self) -> StageResult:
+        """The result, once `poll` said done; raises the error that the verdict stands for."""
+
+    def cancel(self, grace: float, by: str = "") -> None:
+        """Stop what the stage is for, if the run is mine; `grace` seconds in which a take by the same holder undoes it."""
+
+
+def open_stage(step: Step, run: str, holder: str, instance: str | None = None, *, take_over: bool = False) -> Stage:
+    """The stage of a step.
+
+    Args:
+      run: URI of the run directory, or of a spec whose name is resolved once a holder.
+      holder: the orchestrator's run; the same for every stage of one pipeline run.
+      instance: tells two processes of one holder apart: pod uid, try number, or ``pid:start time`` (the default).
+      take_over: take the claim even if another holder renews it.
+    """
+    from ..platforms.base import open_platform
+    from ..runs.claim import this_instance
+    from ..runs.driver import Driver
+    from ..runs.run import find_run, start_run
+
+    starts = step.name != "release" and run.endswith((".yaml", ".yml"))
+    opened = start_run(run, holder) if starts else find_run(run, holder)
+    if opened is None:
+        return NothingStarted(step.name)
+    seconds = opened.spec.local.unclaimed if opened.spec.platform == "local" else 600.0
+    driver = Driver(opened.store, holder, instance or this_instance(), seconds, on_event=_event_writer(opened))
+    claimed = _Claim(driver, seconds, take_over)
+    platform = open_platform(opened)
+    if isinstance(step, SliceStep):
+        return SliceStage(step, opened, platform, claimed)
+    return JobStage(step, opened, platform, claimed)
+
+
+def this_holder() -> str:
+    """A person at a terminal as a holder: ``user@host``."""
+    import getpass
+
+    return f"{getpass.getuser()}@{socket.gethostname()}"
+
+
+def _interval(run: Run) -> float:
+    return 0.25 if run.spec.platform == "local" else 15.0
+
+
+def _event_writer(run: Run) -> Any:
+    from ..runs.events import EventLog
+
+    log = EventLog(run.store, "stage")
+    return lambda kind, data: log.write(kind, **data)
+
+
+class _Claim:
+    """The run's claim as a stage uses it: taken or joined in submit, renewed in poll, respected in cancel."""
+
+    def __init__(self, driver: Driver, seconds: float, take_over: bool) -> None:
+        self._driver, self._seconds, self._take_over = driver, seconds, take_over
+        self._renewed = time.monotonic()
+
+    def take(self) -> None:
+        """Become the driver, or raise HeldByAnother."""
+        self._driver.take(self._take_over)
+        self._renewed = time.monotonic()
+
+    def join(self) -> None:
+        """Go on in my holder's term, unless the run is being stopped."""
+        if self._driver.join().state == "stop":
+            raise EndedOnRequest("the run is being stopped; nothing more is started")
+        self._renewed = time.monotonic()
+
+    def renew(self) -> bool:
+        """Renew when it is time; True when somebody has asked to stop."""
+        if time.monotonic() - self._renewed < self._seconds / 6:
+            return False
+        self._renewed = time.monotonic()
+        return self._driver.renew().state == "stop"
+
+    def require_may_act(self) -> None:
+        """Raise HeldByAnother unless the claim is mine, done or stale."""
+        self._driver.require_may_act()
+
+    def stop(self, grace: float, by: str) -> None:
+        """Ask the trainer to save and end: one conditional write."""
+        if self._driver.term is None:
+            self._driver.join()
+        self._driver.stop(grace, by)
+
+    def done(self) -> None:
+        """The last stage is over and nothing is left running; another's claim is left as it is."""
+        try:
+            if self._driver.term is None:
+                self._driver.join()
+            self._driver.done(carried_out=True)
+        except (HeldByAnother, EndedOnRequest, NotFound):
+            return
+
+
+class JobStage:
+    """A job in the trainer image and the file that proves it."""
+
+    def __init__(self, step: JobStep, run: Run, platform: Platform, claim: _Claim) -> None:
+        self.run, self.platform, self._claim = run, platform, claim
+        self.interval = _interval(run)
+        from ..platforms.base import Job
+
+        self.step, self.name = step, step.name
+        self.job: Job = Job(step.name, (*step.argv, "--run", run.uri), step.slices)
+        self._proof = _PROOFS[step.name]
+        self._verdict: Verdict | None = None
+
+    def submit(self) -> None:
+        self._claim.take() if self.step.claim == "take" else self._claim.join()
+        if self._skipped or self._proof(self.run)[0] is not None:
+            return  # complete: nothing is launched
+        self._wait_until_stopped()
+        if self.platform.observe(self.job).state in ("queued", "starting", "running"):
+            return  # adopted
+        self.platform.launch(self.job)
+
+    def poll(self) -> Verdict:
+        if self._claim.renew() and self.name != "train":
+            self.platform.cancel(self.job)  # the trainer reads the claim itself, other jobs do not
+        if self._skipped:
+            self._verdict = Verdict("done", "complete", reason=f"{self.name} is switched off in the spec")
+            return self._verdict
+        seen = self.platform.observe(self.job)
+        proven, why = False, ""
+        if seen.state in ("over", "absent"):
+            value, why = self._proof(self.run)
+            proven = value is not None
+        self._verdict = judge(self.name, seen, self._status(), proven, why)
+        return self._verdict
+
+    def collect(self) -> StageResult:
+        verdict = self._verdict or self.poll()
+        if not verdict.done:
+            raise ElasticTPUError(f"{self.name} is not over ({verdict.phase})")
+        if verdict.outcome != "complete":
+            raise error_of(verdict)
+        if self._skipped:
+            return StageResult(self.name, verdict.reason)
+        value, why = self._proof(self.run)
+        if value is None:
+            raise ElasticTPUError(f"{self.name} was proven and is not any more: {why}")
+        result = _RESULTS[self.name](self.run, value)
+        if self.name == _last_stage(self.run):
+            self._claim.done()
+        return result
+
+    def cancel(self, grace: float, by: str = "") -> None:
+        self._claim.require_may_act()
+        self._claim.stop(grace, by)
+        if self.name != "train" or self.platform.observe(self.job).state == "queued":
+            self.platform.cancel(self.job)  # no trainer is there that would read the stop
+
+    @property
+    def _skipped(self) -> bool:
+        return (self.name == "export" and not self.run.spec.export) or (self.name == "evaluate" and not self.run.spec.evaluate)
+
+    def _status(self) -> Any:
+        from ..runs import run as names
+        from ..runs.status import load_status
+
+        return load_status(self.run.read(names.STATUS)) if self.name == "train" else None
+
+    def _wait_until_stopped(self) -> None:
+        """A trainer that obeys a stop already cannot be adopted: wait until it is over."""
+        deadline = time.monotonic() + _STOP_WAIT
+        while True:
+            status = self._status()
+            if status is None or status.phase not in ("stopping", "ended"):
+                return
+            if self.platform.observe(self.job).state not in ("starting", "running"):
+                return
+            if time.monotonic() > deadline:
+                raise Infrastructure(f"the trainer was told to stop and has not ended for {_STOP_WAIT:.0f} s")
+            self._claim.renew()
+            time.sleep(self.interval)
+
+
+class SliceStage:
+    """Takes the slices of a run, or gives them back."""
+
+    def __init__(self, step: SliceStep, run: Run, platform: Platform, claim: _Claim) -> None:
+        self.run, self.platform, self._claim = run, platform, claim
+        self.interval = _interval(run)
+        self.name = step.name
+        self._since = time.monotonic()
+        self._verdict: Verdict | None = None
+        self._report: Any = None
+        self._refused: str | None = None
+
+    def submit(self) -> None:
+        if self.name == "release":
+            self._submit_release()
+            return
+        self._claim.take()
+        if not self._needless:
+            self.platform.acquire()
+
+    def _submit_release(self) -> None:
+        try:
+            self._claim.require_may_act()
+        except HeldByAnother as error:
+            self._refused = str(error)  # an exit handler runs even when its provision was refused
+            return
+        self._report = self.platform.release()
+
+    def poll(self) -> Verdict:
+        self._verdict = self._poll_release() if self.name == "release" else self._poll_provision()
+        return self._verdict
+
+    def _poll_release(self) -> Verdict:
+        if self._refused is not None:
+            return Verdict("done", "superseded", code=ExitCode.HELD_BY_ANOTHER, reason=self._refused)
+        report = self._report
+        if report is None or report.left:
+            left = ", ".join(report.left) if report else "everything"
+            return Verdict("done", "failed", "relaunch", ExitCode.INFRASTRUCTURE, f"not released: {left}")
+        return Verdict("done", "complete", evidence=asdict(report))
+
+    def _poll_provision(self) -> Verdict:
+        self._claim.renew()
+        if self._needless:
+            return Verdict("done", "complete", reason="training is complete already; no slices are needed")
+        seen = self.platform.slices()
+        evidence = asdict(seen)
+        if seen.state == "ready" or (seen.state == "partly" and seen.ready >= self.run.spec.slices.minimum):
+            return Verdict("done", "complete", evidence=evidence, reason=seen.detail)
+        if seen.state in ("requested", "partly"):
+            limit = self.run.spec.limits.start
+            if time.monotonic() - self._since > limit:
+                reason = f"limits.start ({limit:.0f} s) is spent: {seen.detail}"
+                return Verdict("done", "failed", "user", ExitCode.LIMIT_SPENT, reason, evidence)
+            return Verdict("starting", reason=seen.detail, evidence=evidence)
+        return Verdict("done", "failed", "relaunch", ExitCode.INFRASTRUCTURE, seen.detail or "no slices", evidence)
+
+    def collect(self) -> StageResult:
+        verdict = self._verdict or self.poll()
+        if verdict.outcome != "complete":
+            raise error_of(verdict)
+        if self.name == "release":
+            return self._collect_release()
+        wanted = self.run.spec.slices.count
+        summary = verdict.reason or f"{wanted} slices ready"
+        return StageResult("provision", summary, {"run": self.run.uri, "slices": wanted})
+
+    def _collect_release(self) -> StageResult:
+        if _nothing_left_to_do(self.run):
+            self._claim.done()
+        report, wanted = self._report, self.run.spec.slices.count
+        released = sum(1 for name in report.deleted if name.startswith("slice"))
+        gone = f"slices released: {released} of {wanted}" if released else "slices released: none were held"
+        return StageResult("release", gone, {"run": self.run.uri, **asdict(report)})
+
+    def cancel(self, grace: float, by: str = "") -> None:
+        if self.name == "release":
+            return  # giving back is what a cancel would ask for
+        self._claim.require_may_act()
+        self._claim.stop(grace, by)
+
+    @property
+    def _needless(self) -> bool:
+        from ..runs.result import proven_result, read_result
+
+        return read_result(self.run) is not None and proven_result(self.run)[0] is not None
+
+
+class NothingStarted:
+    """A stage of a run that was never started: there is nothing to release."""
+
+    interval = 0.5
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def submit(self) -> None:
+        """Nothing."""
+
+    def poll(self) -> Verdict:
+        """Done at once."""
+        return Verdict("done", "complete", reason="no run was started; nothing to do")
+
+    def collect(self) -> StageResult:
+        """Nothing was there."""
+        return StageResult(self.name, "no run was started; nothing to do")
+
+    def cancel(self, grace: float, by: str = "") -> None:
+        """Nothing."""
+
+
+def error_of(verdict: Verdict) -> ElasticTPUError:
+    """The error that a verdict stands for."""
+    kinds: dict[int, type[ElasticTPUError]] = {
+        ExitCode.GATE_FAILED: GateFailed,
+        ExitCode.HELD_BY_ANOTHER: HeldByAnother,
+        ExitCode.INFRASTRUCTURE: Infrastructure,
+        ExitCode.ENDED_ON_REQUEST: EndedOnRequest,
+        ExitCode.LIMIT_SPENT: LimitSpent,
+    }
+    error = kinds.get(verdict.code, ElasticTPUError)(verdict.reason or verdict.outcome)
+    error.code = ExitCode(verdict.code) if verdict.code in set(ExitCode) else ExitCode.BUG
+    return error
+
+
+# -- what proves each job, and what it comes to -------------------------------------------------------------------
+
+
+def _train_proof(run: Run) -> tuple[Any, str]:
+    from ..runs.result import proven_result
+
+    return proven_result(run)
+
+
+def _export_proof(run: Run) -> tuple[Any, str]:
+    from ..runs.published import export_of
+
+    return export_of(run)
+
+
+def _evaluate_proof(run: Run) -> tuple[Any, str]:
+    from ..runs.published import evaluation_of
+
+    return evaluation_of(run)
+
+
+_PROOFS = {"train": _train_proof, "export": _export_proof, "evaluate": _evaluate_proof}
+
+
+def _train_result(run: Run, result: Any) -> StageResult:
+    lost = f", {result.steps_lost} steps done again" if result.steps_lost else ""
+    summary = f"step {result.final_step} proven; {result.recoveries} recoveries{lost}"
+    return StageResult("train", summary, {"run": run.uri, **asdict(result)})
+
+
+def _export_result(run: Run, manifest: Any) -> StageResult:
+    from ..runs import run as names
+
+    uri = run.path(names.export(manifest["step"]))
+    size = sum(f["size"] for f in manifest["files"].values())
+    values = {"run": run.uri, "model": uri, "step": manifest["step"], "export_digest": manifest["export_digest"]}
+    return StageResult("export", f"{size / 2**20:.1f} MiB in {uri}", values)
+
+
+def _evaluate_result(run: Run, evaluation: Any) -> StageResult:
+    from ..runs.published import judge_gate
+
+    report = judge_gate(run, evaluation)
+    values = {"run": run.uri, "metrics": evaluation["metrics"], "key": evaluation["key"]}
+    if not report.passed:
+        from ..runs.events import EventLog
+
+        EventLog(run.store, "stage").write("gate.failed", lines=[str(line) for line in report.lines])
+        raise GateFailed("the gate did not pass: " + "; ".join(str(line) for line in report.lines if not line.ok))
+    heldout = evaluation["metrics"].get("heldout", {})
+    return StageResult("evaluate", f"held-out loss {heldout.get('loss', float('nan')):.4f}", values)
+
+
+_RESULTS = {"train": _train_result, "export": _export_result, "evaluate": _evaluate_result}
+
+
+def _last_stage(run: Run) -> str:
+    return "evaluate" if run.spec.evaluate else "export" if run.spec.export else "release"
+
+
+def _nothing_left_to_do(run: Run) -> bool:
+    """Whether a release ends the run: training has no result that export and evaluation could go on from."""
+    if _train_proof(run)[0] is None:
+        return True
+    last = _last_stage(run)
+    return last == "release" or _PROOFS[last](run)[0] is not None

@@ -1,0 +1,1 @@
+"""Train on the slices as ONE long job that recovers by itself and survives its orchestrator."""

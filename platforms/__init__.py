@@ -1,0 +1,1 @@
+"""Where slices come from and where jobs run."""

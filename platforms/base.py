@@ -1,0 +1,76 @@
+"""What every platform offers: take slices, run a job, look at it, end it, give the slices back.
+
+Effects only; what a look means is decided in `runs/verdict.py`. Every call is safe to repeat.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+from ..runs.run import Run
+from ..runs.verdict import Observation
+
+
+@dataclass(frozen=True)
+class Job:
+    """Something to run in the trainer image: arguments of `python -m elastic_tpu.trainer`, with slices or CPU only."""
+
+    name: str
+    argv: tuple[str, ...]
+    slices: bool
+
+
+@dataclass(frozen=True)
+class SliceState:
+    """One look at the slices of a run. `state` absent: none were taken; failed: they cannot be had."""
+
+    state: Literal["absent", "requested", "ready", "partly", "released", "failed"]
+    ready: int
+    wanted: int
+    detail: str = ""
+
+
+@dataclass(frozen=True)
+class ReleaseReport:
+    """What a release found and did, by name: existed before, deleted now, left behind."""
+
+    existed: tuple[str, ...]
+    deleted: tuple[str, ...]
+    left: tuple[str, ...]
+
+
+class Platform(Protocol):
+    """Where slices come from and jobs run."""
+
+    def acquire(self) -> None:
+        """Ask for the slices (intent on record first); adopts what is already there."""
+
+    def slices(self) -> SliceState:
+        """Look at the slices."""
+
+    def release(self) -> ReleaseReport:
+        """Give everything of this run back, and verify that it is gone."""
+
+    def launch(self, job: Job) -> None:
+        """Start a job, or adopt the one that runs."""
+
+    def observe(self, job: Job) -> Observation:
+        """Look at a job."""
+
+    def cancel(self, job: Job) -> None:
+        """End a job that nobody wants any more, now; a job that is over is left as it is."""
+
+    def kill_slice(self, index: int, whole: bool = False) -> str:
+        """Kill a slice's worker without notice, to rehearse its loss; says what was killed."""
+
+
+def open_platform(run: Run) -> Platform:
+    """The platform that the run's spec names."""
+    if run.spec.platform == "local":
+        from .local.platform import LocalPlatform
+
+        return LocalPlatform(run)
+    from ..runs.errors import BadInput, Problem
+
+    raise BadInput([Problem("platform", run.spec.platform, "is not built yet; use `local`")])

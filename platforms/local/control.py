@@ -1,0 +1,43 @@
+"""One question and one answer between a launcher and a supervisor: a JSON line each, over a Unix socket."""
+
+from __future__ import annotations
+
+import json
+import socket
+from pathlib import Path
+from typing import Any
+
+from ...runs.errors import Infrastructure
+
+
+def control_socket(folder: Path, name: str) -> Path:
+    """Where the supervisor of that name answers (`slices`, `export`, `evaluate`)."""
+    return folder / f"{name}.ctl"
+
+
+def ask(path: Path, call: str, timeout: float = 10.0, **arguments: Any) -> dict[str, Any] | None:
+    """Ask a supervisor; None when there is none.
+
+    Raises:
+      Infrastructure: it is there and does not answer, or refused.
+    """
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    connection.settimeout(timeout)
+    try:
+        connection.connect(str(path))
+    except (FileNotFoundError, ConnectionRefusedError):
+        connection.close()
+        return None
+    try:
+        with connection, connection.makefile("rwb") as stream:
+            stream.write(json.dumps({"call": call, **arguments}).encode() + b"\n")
+            stream.flush()
+            line = stream.readline()
+    except OSError as error:
+        raise Infrastructure(f"the supervisor at {path} did not answer {call!r} ({error})") from error
+    if not line:
+        return None  # it ended before it could answer
+    answer: dict[str, Any] = json.loads(line)
+    if "error" in answer:
+        raise Infrastructure(f"the supervisor refused {call!r}: {answer['error']}")
+    return answer

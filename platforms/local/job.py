@@ -1,0 +1,156 @@
+"""A job under a supervisor: its process, its attempts in the run directory, and whether it is started again."""
+
+from __future__ import annotations
+
+import logging
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from ...runs import proof, records, run
+from ...runs.claim import load_claim
+from ...runs.errors import ElasticTPUError, Exists
+from ...runs.run import Run
+from . import relaunch
+from .processes import end_group, spawn_child
+
+_log = logging.getLogger("elastic_tpu.supervisor")
+_PAUSE = 0.5  # seconds before a dead trainer is started again
+
+
+class SupervisedJob:
+    """One job. `tick` looks once; `over` once it will not be started again."""
+
+    def __init__(self, opened: Run, name: str, argv: tuple[str, ...], folder: Path) -> None:
+        self.run, self.name, self.argv = opened, name, argv
+        self.log = folder / f"{name}.out"
+        self.process: subprocess.Popen[bytes] | None = None
+        self.over = False
+        self.exit_code: int | None = None
+        self.reason = ""
+        self._restarts = 0
+        self._proven_at_restart: int | None = None
+        self._again_at: float | None = None
+        self._kill_at: float | None = None
+
+    def start(self) -> None:
+        """Start its process."""
+        command = self.run.spec.local.trainer or [sys.executable, "-m", "elastic_tpu.trainer"]
+        env = dict(os.environ)
+        for name, reference in self.run.spec.secrets.items():
+            if reference.env and reference.env in os.environ:
+                env[name] = os.environ[reference.env]
+        argv = [*command, *self.argv]
+        _log.info("starting %s: %s", self.name, shlex.join(argv))
+        with self.log.open("ab") as output:
+            self.process = spawn_child(argv, output, env)
+        self._again_at = None
+
+    def stop(self, grace: float) -> None:
+        """SIGTERM now, SIGKILL after `grace` seconds."""
+        self._kill_at = time.monotonic() + grace
+        self._again_at = None
+        if self.process is None:
+            self.over = True
+        else:
+            self.process.terminate()
+
+    def tick(self, wanted: bool) -> None:
+        """Look at the process once."""
+        if self.over:
+            return
+        if self._again_at is not None:
+            if not wanted:
+                self.over = True
+            elif time.monotonic() >= self._again_at:
+                self.start()
+            return
+        if self.process is None:
+            return
+        code = self.process.poll()
+        if code is None:
+            if self._kill_at is not None and time.monotonic() >= self._kill_at:
+                end_group(self.process, signal.SIGKILL)
+            return
+        end_group(self.process, signal.SIGKILL)  # what it started ends with it
+        self._ended(code, wanted and self._kill_at is None and self._still_wanted())
+
+    def _ended(self, code: int, wanted: bool) -> None:
+        assert self.process is not None
+        if self.name == "train":
+            newest = max(proof.recorded_steps(self.run.store), default=None)
+            if newest != self._proven_at_restart:
+                self._restarts, self._proven_at_restart = 0, newest
+        decision = relaunch.decide(code, self._restarts, self.run.spec.patience.head_restarts, wanted)
+        self._write_exit(code, decision)
+        _log.info("%s: exit code %d; %s", self.name, code, decision.reason or "over")
+        self.reason, self.process = decision.reason, None
+        if decision.again:
+            self._restarts += 1
+            self._again_at = time.monotonic() + _PAUSE
+        else:
+            self.over, self.exit_code = True, decision.code
+
+    def _still_wanted(self) -> bool:
+        try:
+            return load_claim(self.run.store.read(run.CLAIM).data).state == "held"
+        except ElasticTPUError:
+            return True
+
+    def _write_exit(self, code: int, decision: relaunch.Decision) -> None:
+        assert self.process is not None
+        record = {
+            "exit_code": code,
+            "final": not decision.again,
+            "code": decision.code,
+            "reason": decision.reason,
+            "pid": self.process.pid,
+            "time": records.timestamp(),
+            "tail": tail(self.log),
+        }
+        folder = run.attempts(self.name)
+        number = newest_attempt(self.run, self.name)
+        started = self.run.read(f"{folder}/{number}/started.json") if number else None
+        if started is None or started.get("pid") != self.process.pid:
+            number += 1  # it died before it could register itself
+            body = {"pid": self.process.pid, "by": "supervisor", "time": records.timestamp()}
+            self.run.store.put(f"{folder}/{number}/started.json", records.dump(body))
+        try:
+            self.run.store.create(f"{folder}/{number}/exit.json", records.dump(record))
+        except Exists:
+            _log.warning("attempt %d of %s has an exit on record already", number, self.name)
+
+    def record(self) -> dict[str, Any]:
+        """For the answer to a launcher."""
+        return {
+            "name": self.name,
+            "pid": self.process.pid if self.process else None,
+            "over": self.over,
+            "exit_code": self.exit_code,
+            "reason": self.reason,
+            "relaunching": self._again_at is not None,
+            "restarts": self._restarts,
+        }
+
+
+def newest_attempt(opened: Run, job: str) -> int:
+    """The number of a job's newest attempt, 0 before the first."""
+    folder = run.attempts(job) + "/"
+    names = (entry.name.removeprefix(folder).partition("/")[0] for entry in opened.store.list(folder))
+    return max((int(name) for name in names if name.isdigit()), default=0)
+
+
+def tail(path: Path, lines: int = 12) -> str:
+    """The last lines of a log."""
+    try:
+        with path.open("rb") as file:
+            file.seek(max(0, path.stat().st_size - 8192))
+            text = file.read().decode(errors="replace")
+    except OSError:
+        return ""
+    return "\n".join(text.splitlines()[-lines:])

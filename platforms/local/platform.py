@@ -1,0 +1,215 @@
+"""The local platform: simulated slices and jobs on this machine, behind the same calls as any other platform."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from ...runs import records, run
+from ...runs.errors import BadInput, Exists, Infrastructure, Problem
+from ...runs.events import EventLog
+from ...runs.run import Run
+from ...runs.verdict import Observation
+from ..base import Job, ReleaseReport, SliceState
+from .control import ask, control_socket
+from .job import newest_attempt, tail
+from .processes import ProcessId
+from .slices import runtime_folder
+
+_START = 30.0  # seconds a supervisor may take until it answers
+_END = 60.0  # seconds a release may take: the trainer's grace, and some
+
+
+class LocalPlatform:
+    """Slices as processes of this machine. Everything it starts hangs on one supervisor process a name."""
+
+    def __init__(self, opened: Run) -> None:
+        self._run = opened
+        self._folder = runtime_folder(opened.run_id)
+        self._events = EventLog(opened.store, "local")
+
+    def acquire(self) -> None:
+        """Start the supervisor of the slices, unless it is there."""
+        self._check_host()
+        if self._state("slices") is not None:
+            return
+        intent = {"run_id": self._run.run_id, "platform": "local", "state": "requested", "host": socket.gethostname()}
+        intent |= {"wanted": self._run.spec.slices.count, "slices": [], "pid": None, "started": None}
+        try:
+            self._run.store.create(run.SLICES, records.dump(intent))
+        except Exists:
+            self._run.store.put(run.SLICES, records.dump(intent))
+        for index in range(self._run.spec.slices.count):
+            self._events.write("slice.requested", slice=index)
+        self._start_supervisor("slices")
+
+    def slices(self) -> SliceState:
+        """Ask the supervisor, or read what it left."""
+        wanted = self._run.spec.slices.count
+        state = self._state("slices")
+        if state is not None:
+            if state["ending"]:
+                return SliceState("failed", 0, wanted, f"the slices are being released: {state['ending']}")
+            ready = int(state["ready"])
+            kind = "ready" if ready == wanted else "partly" if ready else "requested"
+            return SliceState(kind, ready, wanted, f"{ready} of {wanted} slices ready")
+        record = self._run.read(run.SLICES)
+        if record is None:
+            return SliceState("absent", 0, wanted)
+        if record["state"] == "released":
+            return SliceState("released", 0, wanted, str(record.get("reason", "")))
+        return SliceState("failed", 0, wanted, f"the supervisor of the slices (pid {record['pid']}) is gone")
+
+    def release(self) -> ReleaseReport:
+        """End every supervisor of this run and verify by pid that nothing is left."""
+        self._check_host()
+        record = self._run.read(run.SLICES) or {}
+        existed: list[str] = []
+        left: list[str] = []
+        for name in ("slices", "export", "evaluate"):
+            state = self._state(name)
+            pids = self._pids(name, state, record)
+            if state is not None:
+                existed += self._names(name, state)
+                ask(control_socket(self._folder, name), "release", why="released")
+            alive = self._wait_gone(pids)
+            for process in alive:  # it did not end in order, so it ends
+                os.kill(process.pid, signal.SIGKILL)
+            left += [f"pid {p.pid}" for p in self._wait_gone(alive, 5.0)]
+        if record and not left and record.get("state") != "released":
+            self._mark_released(record, existed)
+        if not left:
+            self._tidy()
+        return ReleaseReport(tuple(existed), tuple(existed) if not left else (), tuple(left))
+
+    def launch(self, job: Job) -> None:
+        """Start a job under its supervisor; one that runs is adopted."""
+        name = "slices" if job.slices else job.name
+        if self._state(name) is None:
+            if job.slices:
+                raise Infrastructure(f"{job.name} needs slices, and there are none: {self.slices().detail or 'provision first'}")
+            self._start_supervisor(name)
+        ask(control_socket(self._folder, name), "launch", job=job.name, argv=list(job.argv))
+
+    def observe(self, job: Job) -> Observation:
+        """Ask the supervisor, or read the job's last attempt."""
+        state = self._state("slices" if job.slices else job.name)
+        running = state["job"] if state is not None else None
+        if running is not None and running["name"] == job.name:
+            evidence = {"pid": running["pid"], "restarts": running["restarts"]}
+            if running["over"]:
+                return Observation("over", running["exit_code"], detail=running["reason"], evidence=evidence)
+            if running["relaunching"]:
+                return Observation("over", relaunching=True, detail=running["reason"], evidence=evidence)
+            return Observation("running", evidence=evidence)
+        number = newest_attempt(self._run, job.name)
+        if number == 0:
+            return Observation("absent")
+        ended = self._run.read(f"{run.attempts(job.name)}/{number}/exit.json")
+        if ended is None:
+            detail = f"{job.name} died together with its supervisor (attempt {number})"
+            return Observation("over", None, detail=detail, evidence={"attempt": number})
+        reason = ended["reason"] or (_last_line(ended["tail"]) if ended["code"] else "")
+        return Observation("over", ended["code"], detail=reason, evidence={"attempt": number, "tail": ended["tail"]})
+
+    def cancel(self, job: Job) -> None:
+        """SIGTERM, then SIGKILL; the slices stay."""
+        ask(control_socket(self._folder, "slices" if job.slices else job.name), "cancel")
+
+    def kill_slice(self, index: int, whole: bool = False) -> str:
+        """SIGKILL the worker of a slice; a simulated slice has one worker, so `whole` makes no difference."""
+        del whole
+        self._check_host()
+        count = self._run.spec.slices.count
+        if not 0 <= index < count:
+            raise BadInput([Problem("slice", index, f"this run has {count} slices, numbered from 0")])
+        answer = ask(control_socket(self._folder, "slices"), "kill", slice=index)
+        if answer is None:
+            raise BadInput(f"{self._run.uri}: no slices are provisioned now; there is nothing to kill")
+        if answer["pid"] is None:
+            return f"slice {index} is down already"
+        return f"slice {index}: worker pid {answer['pid']} killed (SIGKILL)"
+
+    # -- helpers ----------------------------------------------------------------------------------------------
+
+    def _state(self, name: str) -> dict[str, Any] | None:
+        return ask(control_socket(self._folder, name), "state")
+
+    def _start_supervisor(self, name: str) -> None:
+        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if self._folder.stat().st_uid != os.getuid():
+            raise Infrastructure(f"{self._folder} belongs to another user; remove it or set TMPDIR")
+        path = control_socket(self._folder, name)
+        if len(str(path)) > 100:
+            raise Infrastructure(f"{path} is too long for a socket; set TMPDIR to a shorter folder")
+        log = self._folder / f"{name}.log"
+        argv = [sys.executable, "-m", "elastic_tpu.platforms.local.supervisor", "--run", self._run.uri, "--name", name]
+        with log.open("ab") as output:
+            subprocess.run(argv, stdin=subprocess.DEVNULL, stdout=output, stderr=output, check=True)
+        deadline = time.monotonic() + _START
+        while self._state(name) is None:
+            if time.monotonic() > deadline:
+                raise Infrastructure(f"the supervisor did not start; its log {log} ends:\n{tail(log)}")
+            time.sleep(0.02)
+
+    def _check_host(self) -> None:
+        record = self._run.read(run.SLICES)
+        here = socket.gethostname()
+        if record and record.get("state") != "released" and record.get("host", here) != here:
+            raise Infrastructure(f"the slices of this run are processes of host {record['host']}, this is {here}; go there")
+
+    def _pids(self, name: str, state: dict[str, Any] | None, record: dict[str, Any]) -> list[ProcessId]:
+        from .processes import identify
+
+        pids: list[ProcessId] = []
+        if state is not None:
+            pids.append(identify(int(state["pid"])))
+            pids += [identify(int(w["pid"])) for w in state["workers"] if w["pid"]]
+            if state["job"] and state["job"]["pid"]:
+                pids.append(identify(int(state["job"]["pid"])))
+        elif name == "slices" and record.get("pid") and record.get("started"):
+            pids.append(ProcessId(int(record["pid"]), float(record["started"])))
+        return pids
+
+    @staticmethod
+    def _names(name: str, state: dict[str, Any]) -> list[str]:
+        if name == "slices":
+            return [f"slice {w['index']}" for w in state["workers"]]
+        return [f"job {name}"]
+
+    @staticmethod
+    def _wait_gone(processes: list[ProcessId], seconds: float = _END) -> list[ProcessId]:
+        deadline = time.monotonic() + seconds
+        while (alive := [p for p in processes if p.alive()]) and time.monotonic() < deadline:
+            time.sleep(0.02)
+        return alive
+
+    def _mark_released(self, record: dict[str, Any], existed: list[str]) -> None:
+        current = self._run.read(run.SLICES) or record
+        if current.get("state") == "released":
+            return
+        # The supervisor was killed: its processes went with it, what is left to do is to say so.
+        self._run.store.put(run.SLICES, records.dump({**current, "state": "released", "slices": []}))
+        for index in range(self._run.spec.slices.count):
+            self._events.write("slice.released", slice=index, with_supervisor=not existed)
+
+    def _tidy(self) -> None:
+        for path in list(self._folder.glob("*")) if self._folder.exists() else []:
+            if path.suffix in (".sock", ".ctl"):
+                path.unlink(missing_ok=True)
+
+
+def _last_line(text: str) -> str:
+    lines = [line for line in text.splitlines() if line.strip()]
+    return lines[-1].strip() if lines else ""
+
+
+def log_folder(opened: Run) -> Path:
+    """Where the supervisors' own logs are."""
+    return runtime_folder(opened.run_id)

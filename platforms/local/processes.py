@@ -1,0 +1,74 @@
+"""Processes of the local platform: born so that they die with their parent, named so that a reused pid is not mistaken."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import IO
+
+_PR_SET_PDEATHSIG = 1
+
+
+@dataclass(frozen=True)
+class ProcessId:
+    """A process, by pid and start time (seconds since the epoch)."""
+
+    pid: int
+    started: float
+
+    def alive(self) -> bool:
+        """Whether this very process still runs; a zombie does not."""
+        import psutil
+
+        try:
+            process = psutil.Process(self.pid)
+            return abs(process.create_time() - self.started) < 1.0 and process.status() != psutil.STATUS_ZOMBIE
+        except psutil.NoSuchProcess:
+            return False
+        except psutil.AccessDenied:
+            return True
+
+
+def identify(pid: int) -> ProcessId:
+    """The identity of a process that is alive now."""
+    import psutil
+
+    try:
+        return ProcessId(pid, psutil.Process(pid).create_time())
+    except psutil.NoSuchProcess:
+        return ProcessId(pid, 0.0)
+
+
+def spawn_child(argv: Sequence[str], output: IO[bytes], env: Mapping[str, str] | None = None) -> subprocess.Popen[bytes]:
+    """Start a child that is killed when this process dies, in a session of its own (no Ctrl-C of a terminal)."""
+    parent = os.getpid()
+    libc = ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else None
+
+    def die_with_parent() -> None:
+        if libc is not None:
+            libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+            if os.getppid() != parent:
+                os._exit(1)
+
+    return subprocess.Popen(
+        list(argv),
+        stdin=subprocess.DEVNULL,
+        stdout=output,
+        stderr=subprocess.STDOUT,
+        env=None if env is None else dict(env),
+        start_new_session=True,
+        preexec_fn=die_with_parent,
+    )
+
+
+def end_group(process: subprocess.Popen[bytes], signum: int) -> None:
+    """Signal a child and all that it started."""
+    try:
+        os.killpg(process.pid, signum)
+    except (ProcessLookupError, PermissionError):
+        return

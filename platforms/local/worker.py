@@ -1,0 +1,51 @@
+"""A slice's worker: the process whose death is the loss of a simulated slice.
+
+It stands in for the Pathways workers of one TPU slice. It computes nothing; it holds a connection to whoever uses the
+slice, so that a SIGKILL is seen at once, as the Pathways proxy sees a broken channel. Run as a script, standard
+library only: it starts in a few hundredths of a second.
+"""
+
+import argparse
+import json
+import os
+import selectors
+import socket
+
+
+def main() -> None:
+    """Serve connections until killed: each gets one line that says who this is, and is held open."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--socket", required=True)
+    parser.add_argument("--slice", type=int, required=True)
+    parser.add_argument("--generation", type=int, required=True)
+    args = parser.parse_args()
+    temporary = f"{args.socket}.{os.getpid()}"
+    server = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    server.bind(temporary)
+    server.listen(64)
+    os.rename(temporary, args.socket)  # noqa: PTH104 - visible only once it answers
+    hello = json.dumps({"slice": args.slice, "generation": args.generation, "pid": os.getpid()}).encode() + b"\n"
+    selector = selectors.DefaultSelector()
+    selector.register(server, selectors.EVENT_READ)
+    while True:
+        for key, _ in selector.select():
+            connection = key.fileobj
+            if connection is server:
+                client, _ = server.accept()
+                try:
+                    client.sendall(hello)
+                    selector.register(client, selectors.EVENT_READ)
+                except OSError:
+                    client.close()
+            elif isinstance(connection, socket.socket):
+                try:
+                    gone = not connection.recv(64)
+                except OSError:
+                    gone = True
+                if gone:
+                    selector.unregister(connection)
+                    connection.close()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,101 @@
+"""What happened to a run: one object an event, created and never changed (contracts.md 9).
+
+Recoveries, goodput and the report come from events alone, so a new process knows the run's past.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any
+
+from . import records
+from .errors import BadInput, NotFound
+from .store import Store
+
+KINDS = frozenset(
+    """run.created claim.taken claim.stopped claim.done slice.requested slice.ready slice.lost slice.back slice.released
+    attempt.started attempt.ended train.restored train.first_step train.stopped train.stalled recovery.started
+    recovery.finished checkpoint.saved checkpoint.proven checkpoint.rejected export.published evaluation.done
+    gate.failed""".split()
+)
+
+
+@dataclass(frozen=True)
+class Event:
+    """One thing that happened."""
+
+    time: datetime
+    writer: str
+    kind: str
+    attempt: int | None = None
+    step: int | None = None
+    data: Mapping[str, Any] = field(default_factory=dict)
+
+
+class EventLog:
+    """Writes the events of one writer (`trainer`, `local`, `cli`, ...)."""
+
+    def __init__(
+        self,
+        store: Store,
+        writer: str,
+        attempt: int | None = None,
+        clock: Callable[[], datetime] = lambda: datetime.now(UTC),
+    ) -> None:
+        self._store, self._writer, self._attempt, self._clock = store, writer, attempt, clock
+        self._sequence = itertools.count()
+        self._lock = threading.Lock()
+
+    def write(self, kind: str, *, step: int | None = None, **data: Any) -> Event:
+        """Record that something happened now."""
+        if kind not in KINDS:
+            raise ValueError(f"unknown event kind {kind!r}")
+        with self._lock:
+            sequence = next(self._sequence)
+        event = Event(self._clock(), self._writer, kind, self._attempt, step, data)
+        stamp = records.timestamp(event.time)
+        body = {"time": stamp, "writer": self._writer, "kind": kind, "data": data}
+        if self._attempt is not None:
+            body["attempt"] = self._attempt
+        if step is not None:
+            body["step"] = step
+        who = self._writer if self._attempt is None else f"{self._writer}{self._attempt}"
+        name = stamp.replace("-", "").replace(":", "")
+        self._store.put(f"events/{name}-{who}-{sequence:04d}.json", records.dump(body))
+        return event
+
+
+class EventReader:
+    """Reads the events of a run in order; events never change, so each is fetched once."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._known: dict[str, Event] = {}
+
+    def all(self) -> list[Event]:
+        """Every event so far, by time."""
+        for entry in self._store.list("events/"):
+            if entry.name in self._known or not entry.name.endswith(".json"):
+                continue
+            try:
+                self._known[entry.name] = parse(self._store.read(entry.name).data, entry.name)
+            except (NotFound, BadInput, KeyError, ValueError):
+                continue  # deleted meanwhile, or not ours
+        return [self._known[name] for name in sorted(self._known)]
+
+
+def parse(data: bytes, name: str) -> Event:
+    """An event from its file."""
+    record = records.load(data, name)
+    return Event(
+        records.parse_time(record["time"]),
+        record["writer"],
+        record["kind"],
+        record.get("attempt"),
+        record.get("step"),
+        record.get("data", {}),
+    )

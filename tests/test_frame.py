@@ -1,0 +1,260 @@
+"""The frame around the code: set-up, what imports load, what the wheel holds, CI, and the closing lines of pytest."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import zipfile
+from importlib.metadata import version
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+
+ROOT = Path(__file__).resolve().parents[1]
+ROOMS = sorted(
+    path.parent.name for path in ROOT.glob("*/__init__.py") if path.parent.name not in {"tests", "benchmarks"}
+)
+JAX = {"jax", "jaxlib", "flax", "optax", "orbax", "maxtext", "pathwaysutils", "torch"}
+ENVIRONMENT = {
+    name: value
+    for name, value in os.environ.items()
+    if name not in {"CI", "PYTHON", "PYTHONPATH", "VIRTUAL_ENV"} and not name.startswith("PYTEST_")
+}
+
+
+def run(*command: str | Path, cwd: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        list(map(str, command)),
+        cwd=cwd,
+        env={**ENVIRONMENT, **environment},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+
+
+def copy_of_the_package(target: Path) -> Path:
+    """What belongs to the package, without tests, caches and environments."""
+    target.mkdir(parents=True)
+    for name in ["__init__.py", "setup.py", "pyproject.toml"]:
+        shutil.copy(ROOT / name, target)
+    for room in ROOMS:
+        shutil.copytree(ROOT / room, target / room, ignore=shutil.ignore_patterns("__pycache__"))
+    return target
+
+
+# ---- what imports load
+
+
+def loaded_by(modules: list[str], cwd: Path) -> dict[str, str]:
+    """Top-level third-party packages that a fresh interpreter loads for these modules: name -> its file."""
+    code = (
+        "import importlib, json, sys\n"
+        "before = set(sys.modules)\n"
+        "for name in sys.argv[1:]: importlib.import_module(name)\n"
+        "new = {name: getattr(sys.modules[name], '__file__', None) for name in set(sys.modules) - before}\n"
+        "print(json.dumps({n.partition('.')[0]: f for n, f in new.items() if f and 'site-packages' in f}))\n"
+    )
+    done = run(sys.executable, "-c", code, *modules, cwd=cwd, AIRFLOW_HOME=str(cwd))
+    assert done.returncode == 0, done.stderr
+    result: dict[str, str] = json.loads(done.stdout.splitlines()[-1])
+    return result
+
+
+def modules_by_orchestrator() -> dict[str, list[str]]:
+    """Modules outside the trainer, by the orchestrator that they may import: kfp, airflow or none."""
+    groups: dict[str, list[str]] = {"none": [], "kfp": [], "airflow": []}
+    for room in ROOMS:
+        for path in sorted((ROOT / room).rglob("*.py")):
+            relative = path.relative_to(ROOT).with_suffix("")
+            if room == "trainer" or relative.name == "__main__":
+                continue
+            parts = [part for part in relative.parts if part != "__init__"]
+            in_components = room == "components"
+            if room == "pipelines" or (in_components and relative.name in {"kfp", "component"}):
+                group = "kfp"
+            elif room == "dags" or (in_components and relative.name in {"airflow", "operator"}):
+                group = "airflow"
+            else:
+                group = "none"
+            groups[group].append(".".join(["elastic_tpu", *parts]))
+    return {name: modules for name, modules in groups.items() if modules}
+
+
+def test_importing_components_loads_nothing_of_others(tmp_path: Path) -> None:
+    assert loaded_by(["elastic_tpu.components"], tmp_path) == {}
+
+
+@pytest.mark.parametrize("orchestrator", modules_by_orchestrator())
+def test_outside_the_trainer_nothing_loads_jax_or_a_foreign_orchestrator(orchestrator: str, tmp_path: Path) -> None:
+    loaded = loaded_by(modules_by_orchestrator()[orchestrator], tmp_path)
+    assert loaded.keys() & (JAX | ({"kfp", "airflow"} - {orchestrator})) == set()
+
+
+def test_imports_between_rooms_that_are_not_allowed_are_found(tmp_path: Path) -> None:
+    package = copy_of_the_package(tmp_path / "elastic_tpu")
+    (package / "platforms" / "probe").mkdir()
+    wrong = {
+        "runs/probe1.py": "from ..platforms import probe",
+        "platforms/probe/__init__.py": "from ... import components",
+        "platforms/probe/slices.py": "",
+        "components/probe2.py": "import torch",
+        "components/probe3.py": "import kfp.dsl",
+        "cli/probe4.py": "from ..trainer import probe5",
+        "trainer/probe5.py": "from ..platforms import probe",
+        "cli/probe6.py": "import airflow",
+        "runs/probe7.py": "from orbax import checkpoint",
+    }
+    right = {"trainer/right.py": "import jax\nfrom ..platforms.probe import slices"}
+    for name, text in {**wrong, **right}.items():
+        (package / name).write_text(text + "\n")
+    shutil.copy(ROOT / "pyproject.toml", tmp_path)
+    linter = Path(sys.executable).with_name("lint-imports")
+    done = run(linter, "--no-logo", cwd=tmp_path, PYTHONPATH=str(tmp_path), COLUMNS="200")
+    assert done.returncode == 1
+    for importer, imported in [
+        ("runs.probe1", "elastic_tpu.platforms.probe"),
+        ("platforms.probe", "elastic_tpu.components"),
+        ("components.probe2", "torch"),
+        ("components.probe3", "kfp"),
+        ("cli.probe4", "elastic_tpu.trainer.probe5"),
+        ("trainer.probe5", "elastic_tpu.platforms.probe"),
+        ("cli.probe6", "airflow"),
+        ("runs.probe7", "orbax"),
+    ]:
+        assert f"elastic_tpu.{importer} -> {imported} (l.1)" in done.stdout
+    assert "trainer.right" not in done.stdout
+
+
+# ---- packaging
+
+
+def test_the_wheel_holds_the_rooms_and_their_data_and_nothing_else(tmp_path: Path) -> None:
+    source = copy_of_the_package(tmp_path / "source")
+    for stray in ["tests", "examples", "benchmarks"]:
+        (source / stray).mkdir()
+        (source / stray / "__init__.py").touch()
+    uv = Path(sys.executable).with_name("uv")
+    options = ["--wheel", "--no-build-isolation", "--offline", "--python", sys.executable, "--out-dir", str(tmp_path)]
+    done = run(uv, "build", *options, cwd=source)
+    assert done.returncode == 0, done.stderr
+    (wheel,) = tmp_path.glob("*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        names = {name for name in archive.namelist() if ".dist-info/" not in name}
+    on_disk = {path.relative_to(source) for room in ROOMS for path in (source / room).rglob("*")}
+    wanted = {f"elastic_tpu/{path}" for path in on_disk if path.suffix in {".py", ".yaml"}}
+    assert names == wanted | {"elastic_tpu/__init__.py"}
+    assert "elastic_tpu/runs/tpu_table.yaml" in names
+
+
+def lock_lines() -> list[str]:
+    lines = (ROOT / "requirements.lock").read_text(encoding="utf-8").splitlines()
+    return [line.partition("#")[0].strip() for line in lines if not line.startswith("#")]
+
+
+def test_the_lock_names_versions_only() -> None:
+    lines = lock_lines()
+    assert len(lines) > 100
+    assert [line for line in lines if "==" not in line or "://" in line or line.startswith("-")] == []
+
+
+def test_what_is_installed_is_what_the_lock_says() -> None:
+    wanted = [Requirement(line) for line in lock_lines()]
+    here = [need for need in wanted if need.marker is None or need.marker.evaluate()]
+    wrong = [f"{need}, installed: {version(need.name)}" for need in here if version(need.name) not in need.specifier]
+    assert wrong == []
+
+
+# ---- set-up and CI
+
+
+def shim(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(f"#!/bin/sh\n{text}\n")
+    path.chmod(0o755)
+
+
+def test_a_python_below_pyenv_is_found_when_its_shim_refuses_to_run(tmp_path: Path) -> None:
+    for name in ["python3", "python3.12", "python3.13"]:
+        shim(tmp_path / "bin" / name, 'echo "pyenv: command not found" >&2; exit 127')
+    shim(tmp_path / "bin" / "uv", f'echo "{tmp_path}/bin/python3.12"')
+    interpreter = Path(sys.executable).resolve()
+    shim(tmp_path / ".pyenv/versions/3.12.9/bin/python3", f'exec "{interpreter}" "$@"')
+    environment = {"PATH": str(tmp_path / "bin"), "HOME": str(tmp_path), "PYENV_ROOT": ""}
+    done = run("/bin/sh", ".ci/find-python", cwd=ROOT, **environment)
+    assert (done.returncode, Path(done.stdout.strip()).resolve()) == (0, interpreter)
+
+
+def test_a_missing_python_is_named_with_the_ways_to_get_it(tmp_path: Path) -> None:
+    shim(tmp_path / "bin" / "python3", "exit 1")  # as a Python that is too old answers the check
+    done = run("/bin/sh", ".ci/find-python", cwd=ROOT, PATH=str(tmp_path / "bin"), HOME=str(tmp_path), PYENV_ROOT="")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "Missing: Python 3.12 or newer" in done.stderr
+    assert "apt-get install python3.12 python3.12-venv" in done.stderr
+
+
+def test_make_lists_its_targets(tmp_path: Path) -> None:
+    done = run("make", "-s", "-f", ROOT / "Makefile", cwd=tmp_path)
+    listed = {line.split()[1] for line in done.stdout.splitlines()}
+    assert listed >= {"setup", "demo", "test", "test-full", "soak", "lint", "lock", "format", "bench", "clean", "help"}
+
+
+def test_ci_ends_at_the_first_failure_and_says_which_phase_failed(tmp_path: Path) -> None:
+    (tmp_path / ".ci").mkdir()
+    shutil.copy(ROOT / ".ci" / "run", tmp_path / ".ci")
+    (tmp_path / "Makefile").write_text("setup:\n\t@echo CI is $$CI\nlint:\n\t@exit 1\ntest:\n\t@echo too far\n")
+    done = run("bash", ".ci/run", cwd=tmp_path)
+    assert done.returncode != 0
+    assert "CI is true" in done.stdout
+    assert "too far" not in done.stdout
+    summary = {line.split()[0]: line for line in done.stdout.splitlines() if " of " in line}
+    assert "FAILED" in summary["lint"]
+    assert "FAILED" not in summary["setup"]
+
+
+# ---- the closing lines
+
+SAMPLE = """
+import pytest
+needs_go = pytest.mark.skipif(True, reason="go is not installed")
+def test_runs(): pass
+@needs_go
+@pytest.mark.parametrize("n", [1, 2])
+def test_skips(n): pass
+"""
+WHOLE_FILE = "import pytest\npytest.importorskip('no_such_module', reason='no_such_module is missing')\n"
+
+
+def closing_lines(folder: Path, *options: str, **environment: str) -> tuple[int, list[str]]:
+    (folder / "pytest.ini").write_text("[pytest]\n")
+    plugin = ["-p", "elastic_tpu.tests.reporting", "-p", "no:cacheprovider"]
+    done = run(sys.executable, "-m", "pytest", "-q", *plugin, *options, cwd=folder, **environment)
+    return done.returncode, done.stdout.splitlines()[-4:]
+
+
+@pytest.mark.parametrize(
+    ("options", "environment", "expected"),
+    [((), {}, 0), ((), {"CI": "true"}, 1), (("-n", "2"), {"CI": "true"}, 1)],
+    ids=["at home", "in CI", "in CI with two workers"],
+)
+def test_skipped_tests_are_counted_by_reason_and_fail_ci(
+    options: tuple[str, ...], environment: dict[str, str], expected: int, tmp_path: Path
+) -> None:
+    (tmp_path / "test_sample.py").write_text(SAMPLE)
+    (tmp_path / "test_whole_file.py").write_text(WHOLE_FILE)
+    status, lines = closing_lines(tmp_path, *options, **environment)
+    assert status == expected
+    first = lines.index("Not run here: 2 tests: go is not installed")
+    assert lines[first + 1] == "Not run here: 1 test: no_such_module is missing"
+
+
+def test_a_suite_that_ran_whole_says_nothing_and_passes_ci(tmp_path: Path) -> None:
+    (tmp_path / "test_sample.py").write_text("def test_runs(): pass\n")
+    status, lines = closing_lines(tmp_path, CI="true")
+    assert status == 0
+    assert "Not run here" not in "".join(lines)

@@ -1,0 +1,1 @@
+"""What runs inside the trainer image: MaxText, recovery, export and evaluation."""

@@ -1,0 +1,160 @@
+"""The arrays of a MaxText checkpoint, opened with tensorstore.
+
+MaxText writes ``<run>/checkpoints/<step>/items`` in two formats: OCDBT + zarr v3 by default, and one zarr v2 folder an
+array under a single controller, which is what an elastic run uses. ``items/_METADATA`` says which, and names the
+leaves of the tree. Neither JAX, Orbax nor MaxText is needed to read them, on a folder or on ``gs://``.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import tensorstore as ts
+from etils import epath
+
+from ..runs.errors import BadInput, ElasticTPUError, NotFound, Unreachable
+from .layout import LeafPath
+
+ITEM = "items"
+_TRANSIENT = ("UNAVAILABLE", "DEADLINE_EXCEEDED", "RESOURCE_EXHAUSTED", "ABORTED")
+
+
+@dataclass(frozen=True)
+class CheckpointTree:
+    """What a checkpoint holds and in which format; `scan_layers` is None where the checkpoint does not say."""
+
+    folder: str
+    step: int
+    leaves: frozenset[LeafPath]
+    ocdbt: bool
+    zarr3: bool
+    scan_layers: bool | None
+
+
+def read_tree(step_dir: str) -> CheckpointTree:
+    """The tree of the checkpoint in `step_dir` (``<run>/checkpoints/<step>``, a folder or ``gs://``).
+
+    Raises:
+      NotFound: there is no checkpoint of MaxText's pre-training there.
+      BadInput: its metadata cannot be read.
+    """
+    folder = epath.Path(step_dir)
+    if (folder / "config.json").exists():
+        raise BadInput(f"{step_dir}: this is a Hugging Face export already; give the checkpoint it was made from")
+    if not folder.name.isdigit():
+        raise BadInput(f"{step_dir}: a checkpoint's folder is named for its step, e.g. .../checkpoints/1200")
+    if not (folder / ITEM / "_METADATA").exists():
+        inside = sorted(p.name for p in folder.iterdir()) if folder.exists() else []
+        hint = (
+            "; MaxText's SFT and RL checkpoints (model_params) cannot be exported" if "model_params" in inside else ""
+        )
+        raise NotFound(f"{step_dir}: no {ITEM}/_METADATA, found {inside or 'nothing'}{hint}")
+    metadata = _json(folder / ITEM / "_METADATA")
+    try:
+        leaves = frozenset(
+            tuple(str(key["key"]) for key in leaf["key_metadata"])
+            for leaf in metadata["tree_metadata"].values()
+            if not leaf["value_metadata"].get("skip_deserialize") and leaf["value_metadata"]["value_type"] != "string"
+        )
+    except (KeyError, TypeError, AttributeError) as error:
+        raise BadInput(f"{folder / ITEM / '_METADATA'}: no tree_metadata as Orbax writes it ({error!r})") from error
+    top = folder / "_CHECKPOINT_METADATA"
+    custom = (_json(top).get("custom_metadata") or {}) if top.exists() else {}
+    scan = custom.get("scan_layers")
+    return CheckpointTree(
+        folder=step_dir.rstrip("/"),
+        step=int(folder.name),
+        leaves=leaves,
+        ocdbt=bool(metadata.get("use_ocdbt", True)),
+        zarr3=bool(metadata.get("use_zarr3", False)),
+        scan_layers=None if scan is None else bool(scan),
+    )
+
+
+def open_arrays(tree: CheckpointTree, paths: Iterable[LeafPath]) -> dict[LeafPath, Any]:
+    """Open arrays of the checkpoint, all at once; a tensorstore each. A missing chunk is an error, never zeros.
+
+    Raises:
+      BadInput: an array that the metadata names cannot be opened.
+      Unreachable: the storage did not answer.
+    """
+    # No cache: each chunk is read once. OCDBT shares its own small one through the context.
+    context = ts.Context({"cache_pool": {"total_bytes_limit": 0}})
+    opening = {path: ts.open(_spec(tree, path), read=True, context=context) for path in paths}
+    opened = {}
+    for path, future in opening.items():
+        try:
+            opened[path] = future.result()
+        except Exception as error:
+            raise read_error(tree, path, error) from error
+    return opened
+
+
+def validate_checkpoint(step_dir: str, step: int) -> list[str]:
+    """Read every byte of a checkpoint, optimizer state included; returns what is wrong with it, empty if nothing is.
+
+    A flipped bit inside a compressed chunk is not always seen: zstd frames carry no checksum here. Proofs see it.
+
+    Raises:
+      Unreachable: the storage did not answer, so nothing is known.
+    """
+    from . import blocks
+
+    try:
+        tree = read_tree(step_dir)
+        if tree.step != step:
+            return [f"{step_dir}: named for step {tree.step}, step {step} was expected"]
+        top = _json(epath.Path(step_dir) / "_CHECKPOINT_METADATA")
+        if not top.get("commit_timestamp_nsecs"):
+            return [f"{step_dir}: _CHECKPOINT_METADATA has no commit time, so it was never committed"]
+        items = [str(name) for name in top.get("item_handlers") or {}]
+        absent = [name for name in (ITEM, *items) if not (epath.Path(step_dir) / name).exists()]
+        if absent:
+            return [f"{step_dir}: {name} is missing" for name in absent]
+        with blocks.recycled_memory():
+            opened = sorted(open_arrays(tree, tree.leaves).items())
+            for _ in blocks.read_ahead(tree, (r for path, store in opened for r in blocks.reads(path, store)), None):
+                pass
+    except (BadInput, NotFound) as error:
+        return [str(error)]
+    return []
+
+
+def _spec(tree: CheckpointTree, path: LeafPath) -> dict[str, Any]:
+    name = ".".join(path)
+    kvstore = kvstore_spec(f"{tree.folder}/{ITEM}/")
+    if tree.ocdbt:
+        kvstore = {"driver": "ocdbt", "base": kvstore, "path": f"{name}/"}
+    else:
+        kvstore = {**kvstore, "path": f"{kvstore['path']}{name}/"}
+    return {"driver": "zarr3" if tree.zarr3 else "zarr", "kvstore": kvstore, "fill_missing_data_reads": False}
+
+
+def kvstore_spec(folder: str) -> dict[str, Any]:
+    """tensorstore's name for a folder or a ``gs://`` prefix, which ends with a slash."""
+    if folder.startswith("gs://"):
+        bucket, _, path = folder.removeprefix("gs://").partition("/")
+        return {"driver": "gcs", "bucket": bucket, "path": path}
+    return {"driver": "file", "path": f"{Path(folder).absolute()}/"}
+
+
+def _json(path: epath.Path) -> Mapping[str, Any]:
+    try:
+        value = json.loads(path.read_text())
+    except (ValueError, OSError) as error:
+        raise BadInput(f"{path}: cannot be read ({error}); the checkpoint is damaged, take another step") from error
+    if not isinstance(value, dict):
+        raise BadInput(f"{path}: a JSON object was expected; the checkpoint is damaged, take another step")
+    return value
+
+
+def read_error(tree: CheckpointTree, path: LeafPath, error: Exception) -> ElasticTPUError:
+    """tensorstore's error as ours: storage that does not answer is one thing, a damaged checkpoint another."""
+    text = f"{tree.folder}: array {'.'.join(path)} cannot be read: {error}"
+    if any(code in str(error) for code in _TRANSIENT):
+        return Unreachable(text)
+    return BadInput(f"{text}; the checkpoint is damaged, take another step")

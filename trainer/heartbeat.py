@@ -1,0 +1,226 @@
+"""The trainer's heartbeat and fence: a thread that says where training is, and ends the process when it must not go on.
+
+One write a beat, conditional on the generation of the last one: if somebody else wrote status.json, another trainer
+runs and this one leaves without a further write. The claim is read at each beat. While there is no live state (waiting,
+restoring, compiling) the thread itself ends the process, since a library may block for hours (contracts.md 6).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from ..runs import run as names
+from ..runs.claim import load_claim
+from ..runs.errors import Changed, ElasticTPUError, Exists, ExitCode, NotFound, Unreachable
+from ..runs.run import Run
+from ..runs.status import Status, load_status
+from .limits import Watch, overdue
+
+_log = logging.getLogger("elastic_tpu.trainer")
+_NO_LIVE_STATE = ("starting", "waiting", "restoring", "compiling")
+
+
+@dataclass(frozen=True)
+class Stop:
+    """Why training is to end after the step that runs, and with which exit code."""
+
+    code: ExitCode
+    reason: str
+
+
+class Heartbeat:
+    """The thread. `update` tells it where training is; `stop` tells training what it learned.
+
+    Args:
+      run: the run.
+      attempt: this process start.
+      nonce: names this process in status.json.
+      interval: seconds between beats.
+      leave: ends the process at once with an exit code (`os._exit`).
+      clock: monotonic seconds.
+    """
+
+    def __init__(
+        self,
+        run: Run,
+        attempt: int,
+        nonce: str,
+        interval: float,
+        leave: Callable[[int], None],
+        elapsed: Callable[[], float],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._run, self._interval, self._leave, self._clock = run, interval, leave, clock
+        self._status = Status(run.run_id, attempt, nonce, steps=run.spec.train.steps)
+        self._elapsed = elapsed
+        self._generation: str | None = None
+        self._state = threading.Lock()  # never held during a write: training updates it at every step
+        self._lock = threading.RLock()
+        self._wake = threading.Event()
+        self._closed = False
+        self._thread = threading.Thread(target=self._loop, name="heartbeat", daemon=True)
+        self._reached_at = clock()
+        self._phase_since = clock()
+        self._progress_at = clock()
+        self._stop_seen: tuple[str, float] | None = None
+        self._own_beats = 0
+        self.held = threading.Event()
+        self.stop: Stop | None = None
+
+    @property
+    def status(self) -> Status:
+        """What the last beat said, and what the next one will."""
+        return self._status
+
+    def start(self) -> Status | None:
+        """Take the fence over and start beating; returns what the trainer before this one said last."""
+        before = self._take_over()
+        self._look_at_claim()
+        self._thread.start()
+        return before
+
+    def update(self, **changes: Any) -> None:
+        """Say where training is; a change of phase is written at once."""
+        with self._state:
+            phase = changes.get("phase", self._status.phase)
+            if phase != self._status.phase:
+                self._phase_since = self._progress_at = self._clock()
+                self._wake.set()
+            if changes.get("step", self._status.step) != self._status.step:
+                self._progress_at = self._clock()
+            self._status = dataclasses.replace(self._status, **changes)
+
+    def evicted(self) -> None:
+        """SIGTERM arrived: save and leave."""
+        self.request_stop(Stop(ExitCode.EVICTED, "SIGTERM: this process is being evicted"))
+
+    def request_stop(self, stop: Stop) -> None:
+        """Ask training to end after the step that runs; the first reason counts."""
+        with self._state:
+            self.stop = self.stop or stop
+        self._wake.set()
+
+    def confirm(self) -> None:
+        """Make sure that this process still holds the run, before it saves, restores, proves or tells."""
+        if self._clock() - self._reached_at > 2 * self._interval:
+            self.beat()
+
+    def wait_until_held(self) -> None:
+        """Block until the fence was held for two beats."""
+        while not self.held.wait(0.1):
+            self._wake.set()
+
+    def finish(self, code: int, reason: str, **changes: Any) -> None:
+        """The last word: phase ended, with the exit code."""
+        with self._lock:
+            self._closed = True
+            self._wake.set()
+            self._end_status(code, reason, **changes)
+            self._write()
+        if self._thread.is_alive() and self._thread is not threading.current_thread():
+            self._thread.join(5.0)
+
+    # -- the thread -------------------------------------------------------------------------------------------
+
+    def _loop(self) -> None:
+        while not self._closed:
+            self._wake.wait(self._interval)
+            self._wake.clear()
+            if self._closed:
+                return
+            try:
+                self.beat()
+            except ElasticTPUError:
+                _log.exception("the heartbeat failed")
+            except Exception:
+                _log.exception("a bug in the heartbeat; training would go on blind, so it ends")
+                self._leave(ExitCode.BUG)
+
+    def beat(self) -> None:
+        """One beat: read the claim, write the status, enforce the limits."""
+        with self._lock:
+            if self._closed:
+                return
+            self._look_at_claim()
+            self._write()
+            self._enforce()
+
+    def _take_over(self) -> Status | None:
+        patience = self._run.spec.patience.storage_timeout
+        while True:
+            try:
+                try:
+                    item = self._run.store.read(names.STATUS)
+                except NotFound:
+                    self._generation = self._run.store.create(names.STATUS, self._status.dump())
+                    return None
+                before = load_status(self._run.read(names.STATUS))
+                self._generation = self._run.store.replace(names.STATUS, self._status.dump(), item.generation)
+                self._reached_at = self._clock()
+                return before
+            except (Exists, Changed):
+                continue  # a beat of the trainer before this one, or another one that starts: read again
+            except Unreachable:
+                if self._clock() - self._reached_at > patience:
+                    raise
+                time.sleep(self._interval)
+
+    def _write(self) -> None:
+        assert self._generation is not None
+        try:
+            self._generation = self._run.store.replace(names.STATUS, self._status.dump(), self._generation)
+        except Changed:
+            _log.error("another trainer writes status.json of this run: leaving without a further write")
+            self._leave(ExitCode.ENDED_ON_REQUEST)
+            return
+        except Unreachable as error:
+            silent = self._clock() - self._reached_at
+            _log.warning("the run directory has not answered for %.0f s: %s", silent, error)
+            if silent > self._run.spec.patience.storage_timeout:
+                _log.error("recovery.storage_timeout is spent: leaving without a save")
+                self._leave(ExitCode.INFRASTRUCTURE)
+            return
+        self._reached_at = self._clock()
+        self._own_beats += 1
+        if self._own_beats >= 2:
+            self.held.set()
+
+    def _look_at_claim(self) -> None:
+        try:
+            claim = load_claim(self._run.store.read(names.CLAIM).data)
+        except ElasticTPUError:
+            return  # no claim, or no answer: unknown is not a stop
+        if claim.state != "stop":
+            self._stop_seen = None
+            return
+        if self._stop_seen is None or self._stop_seen[0] != claim.nonce:
+            self._stop_seen = (claim.nonce, self._clock())
+        if self._clock() - self._stop_seen[1] >= claim.grace:
+            self.request_stop(Stop(ExitCode.ENDED_ON_REQUEST, f"stopped by {claim.by or claim.holder}"))
+
+    def _enforce(self) -> None:
+        now = self._clock()
+        watch = Watch(self._status.phase, now - self._phase_since, now - self._progress_at, self._elapsed())
+        spent = overdue(watch, self._run.spec)
+        if spent is not None and spent.now:
+            self._end_now(spent.code, spent.reason)
+        elif spent is not None:
+            self.request_stop(Stop(spent.code, spent.reason))
+        if self.stop is not None and self._status.phase in _NO_LIVE_STATE:
+            self._end_now(self.stop.code, self.stop.reason)
+
+    def _end_now(self, code: ExitCode, reason: str) -> None:
+        _log.error("ending now: %s", reason)
+        self._end_status(code, reason)
+        self._write()
+        self._leave(code)
+
+    def _end_status(self, code: int, reason: str, **changes: Any) -> None:
+        with self._state:
+            self._status = dataclasses.replace(self._status, phase="ended", exit=int(code), reason=reason, **changes)

@@ -1,0 +1,136 @@
+"""`export` and `evaluate`: CPU jobs from the proven checkpoint to a published model and its figures."""
+
+from __future__ import annotations
+
+import logging
+import signal
+import time
+import traceback
+from collections.abc import Callable
+from types import FrameType
+
+from ..runs import maxtext_config, plan, published, records
+from ..runs import run as names
+from ..runs.errors import BadInput, ElasticTPUError, ExitCode, Infrastructure
+from ..runs.events import EventLog
+from ..runs.result import proven_result
+from ..runs.run import Run
+from .session import Attempt, AttemptLog
+
+_log = logging.getLogger("elastic_tpu.trainer")
+
+
+def run_job(run: Run, job: str) -> int:
+    """Run a CPU job to its end; always returns an exit code, with the events written."""
+    attempt = Attempt(run, job, None)
+    log = AttemptLog(run, f"{attempt.folder}/{attempt.number}/{job}.log")
+    events = EventLog(run.store, job, attempt.number)
+    signal.signal(signal.SIGTERM, _evicted)
+    events.write("attempt.started", job=job)
+    code, reason = int(ExitCode.COMPLETE), ""
+    try:
+        _JOBS[job](run, events)
+    except _Evicted:
+        code, reason = int(ExitCode.EVICTED), "SIGTERM"
+    except ElasticTPUError as error:
+        code, reason = int(error.code), str(error)
+        _log.error("%s", error)
+    except OSError as error:
+        traceback.print_exception(error)
+        code, reason = int(ExitCode.INFRASTRUCTURE), f"{type(error).__name__}: {error}"
+    except Exception as error:
+        traceback.print_exception(error)
+        code, reason = int(ExitCode.BUG), f"{type(error).__name__}: {error}"
+    events.write("attempt.ended", job=job, code=code, reason=reason[:500])
+    log.close()
+    return code
+
+
+class _Evicted(BaseException):
+    pass
+
+
+def _evicted(signum: int, frame: FrameType | None) -> None:
+    raise _Evicted
+
+
+def export(run: Run, events: EventLog) -> None:
+    """Export the final, proven checkpoint."""
+    from .export import export_checkpoint
+    from .qwen3 import architecture_from_maxtext
+
+    result, why = proven_result(run)
+    if result is None:
+        raise BadInput(f"nothing to export: {why}")
+    if not run.spec.export:
+        raise BadInput("export is switched off in the spec")
+    keys = maxtext_config.resolved(run.spec.model.name, plan.maxtext_overrides(run.spec))
+    if not maxtext_config.base():
+        raise Infrastructure("MaxText is not installed here; its base.yml says what the model looks like")
+    manifest = export_checkpoint(
+        result.checkpoint,
+        run.path(names.export(result.final_step)),
+        architecture=architecture_from_maxtext(keys),
+        tokenizer=run.spec.model.tokenizer,
+        dtype=run.spec.export.dtype,
+        spec_hash=run.spec_hash,
+        proof_digest=result.proof_digest,
+        progress=_progress("exported", "bytes"),
+    )
+    events.write("export.published", step=result.final_step, export_digest=manifest.export_digest, files=len(manifest.files))
+
+
+def evaluate(run: Run, events: EventLog) -> None:
+    """Evaluate the export on held-out data; the gate is computed when it is read, not here."""
+    from dataclasses import asdict
+
+    manifest, why = published.export_of(run)
+    if manifest is None:
+        raise BadInput(f"nothing to evaluate: {why}")
+    metrics: dict[str, object] = {}
+    tasks: list[str] = []
+    data_digest = ""
+    if run.spec.evaluate and run.spec.evaluate.heldout:
+        from .heldout import evaluate_heldout, matching_files
+
+        assert run.spec.data.eval is not None
+        keys = maxtext_config.resolved(run.spec.model.name, plan.maxtext_overrides(run.spec))
+        heldout = evaluate_heldout(
+            run.path(names.export(manifest["step"])),
+            matching_files(run.spec.data.eval),
+            text_column=run.spec.data.text,
+            max_target_length=int(keys.get("max_target_length", 2048)),
+            batch_size=16,
+            progress=_progress("evaluated", "documents"),
+        )
+        metrics["heldout"], data_digest = asdict(heldout), heldout.data_digest
+        tasks.append("heldout")
+    key = published.evaluation_key(manifest["export_digest"], data_digest, tasks)
+    record = {
+        "key": key,
+        "step": manifest["step"],
+        "export_digest": manifest["export_digest"],
+        "data_digest": data_digest,
+        "tasks": tasks,
+        "version": published.EVALUATION_VERSION,
+        "metrics": metrics,
+        "time": records.timestamp(),
+    }
+    run.store.put(f"evaluation/{key}.json", records.dump(record))
+    events.write("evaluation.done", step=manifest["step"], key=key)
+
+
+_JOBS: dict[str, Callable[[Run, EventLog], None]] = {"export": export, "evaluate": evaluate}
+
+
+def _progress(verb: str, unit: str) -> Callable[[int, int], None]:
+    told = time.monotonic()
+
+    def tell(done: int, total: int) -> None:
+        nonlocal told
+        if time.monotonic() - told > 2.0 or done == total:
+            told = time.monotonic()
+            _log.info("%s %d of %d %s (%.0f %%)", verb, done, total, unit, 100 * done / max(total, 1))
+
+    return tell
+

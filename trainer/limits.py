@@ -1,0 +1,52 @@
+"""Which limit of the spec is spent: pure, with every duration handed in."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..runs.errors import ExitCode
+from ..runs.spec import RunSpec, format_duration
+
+
+@dataclass(frozen=True)
+class Watch:
+    """Seconds: in this phase, since the last step, and since the run's first attempt began."""
+
+    phase: str
+    in_phase: float
+    without_step: float
+    total: float
+
+
+@dataclass(frozen=True)
+class Spent:
+    """A limit that is spent. `now`: there is nothing to save, or nobody who could; end the process."""
+
+    code: ExitCode
+    reason: str
+    now: bool
+
+
+def overdue(watch: Watch, spec: RunSpec) -> Spent | None:
+    """The limit that is spent, if any.
+
+    While slices are missing only `wait_for_slices` and `total` count: a run may stand still for long without being
+    stalled. A stall (all slices there, no step) is infrastructure: a new process may get on.
+    """
+    live = watch.phase in ("training", "saving")
+    if watch.total > spec.limits.total:
+        return Spent(
+            ExitCode.LIMIT_SPENT, f"limits.total ({format_duration(spec.limits.total)}) is spent", now=not live
+        )
+    patience = spec.patience
+    if watch.phase == "waiting" and watch.in_phase > patience.wait_for_slices:
+        limit = format_duration(patience.wait_for_slices)
+        return Spent(
+            ExitCode.LIMIT_SPENT, f"recovery.wait_for_slices ({limit}) is spent: the slices did not come back", True
+        )
+    if live and watch.without_step > patience.stalled_after:
+        limit = format_duration(patience.stalled_after)
+        return Spent(
+            ExitCode.INFRASTRUCTURE, f"stalled: no step for {limit} (recovery.stalled_after), all slices there", True
+        )
+    return None

@@ -1,0 +1,95 @@
+"""What an error in training means, decided with context and never by substring alone: pure.
+
+`Manager.elastic_retry` looks at a message before it asks any policy, so what is judged a lost slice is raised again as
+``DATA_LOSS`` from the original (facts of pathwaysutils 0.1.13); everything else leaves the loop with its own exit code.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from enum import Enum
+
+
+class Cause(Enum):
+    """Who must act on an error."""
+
+    SLICE_LOST = "slice lost"
+    RETRY = "retry"
+    BUG = "bug"
+    INFRASTRUCTURE = "infrastructure"
+
+
+@dataclass(frozen=True)
+class Failure:
+    """An error and what was known when it came.
+
+    `kind`: jax (a JaxRuntimeError somewhere in the chain), storage (OSError, Unreachable), other.
+    `step`: the step that was being done; `progressed`: this attempt had completed a step.
+    """
+
+    kind: str
+    message: str
+    step: int
+    progressed: bool
+    slices_lost: frozenset[int]
+
+
+_USERS = re.compile(r"^\s*(RESOURCE_EXHAUSTED|INVALID_ARGUMENT|UNIMPLEMENTED|FAILED_PRECONDITION)\b")
+_HEAD = re.compile(r"^\s*(UNAVAILABLE|ABORTED|CANCELLED)\b")
+
+
+def classify(failure: Failure, before: Failure | None) -> Cause:
+    """The cause of a failure; `before` is the one before it in this process, with no completed step between."""
+    if failure.slices_lost:
+        return Cause.SLICE_LOST
+    if failure.kind == "storage":
+        return Cause.INFRASTRUCTURE
+    if failure.kind != "jax" or _USERS.match(failure.message):
+        return Cause.BUG
+    if _HEAD.match(failure.message):
+        return Cause.INFRASTRUCTURE
+    if before is not None and before.step == failure.step and _same(before.message, failure.message):
+        return Cause.BUG
+    return Cause.RETRY if failure.progressed else Cause.BUG
+
+
+def _same(a: str, b: str) -> bool:
+    def bare(text: str) -> str:
+        return re.sub(r"0x[0-9a-f]+|\d+", "#", text)
+
+    return bare(a) == bare(b)
+
+
+@dataclass
+class Budget:
+    """Attempts that brought no new proven step; a lost slice never is one, and progress refills it."""
+
+    allowed: int
+    spent: int = 0
+    _proven: int | None = field(default=None)
+
+    def note(self, cause: Cause, proven: int | None) -> bool:
+        """Count a failed attempt; True while another may follow."""
+        if proven is not None and (self._proven is None or proven > self._proven):
+            self._proven, self.spent = proven, 0
+        if cause is not Cause.SLICE_LOST:
+            self.spent += 1
+        return self.spent < self.allowed
+
+
+def starts_without_progress(proven_at_start: list[int | None], proven_now: int | None) -> int:
+    """How many of the last process starts, the newest excluded, ended with no new proven step.
+
+    Args:
+      proven_at_start: the newest proven step when each earlier attempt began, oldest first.
+      proven_now: the newest proven step now.
+    """
+    count = 0
+    later = proven_now
+    for before in reversed(proven_at_start):
+        if before != later:
+            break
+        count += 1
+        later = before
+    return count

@@ -1,0 +1,86 @@
+"""Proves checkpoints while training goes on: a thread that digests what was just saved, never between two steps.
+
+Only what this process saved itself is proven here, after storage shows it finished. A later step that it did not save
+is a zombie's and is set aside (contracts.md 6 and 7).
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+
+from ..runs import proof
+from ..runs.errors import ElasticTPUError
+from ..runs.run import Run
+from . import checkpoints
+from .session import TrainerSession
+
+_log = logging.getLogger("elastic_tpu.trainer")
+
+
+class Prover:
+    """Watches `checkpoints/` from its own thread; `settle` is the blocking form for recoveries and the end."""
+
+    def __init__(self, session: TrainerSession, interval: float) -> None:
+        self._session, self._interval = session, interval
+        self._run: Run = session.run
+        self._lock = threading.Lock()
+        self._saved: set[int] = set()
+        self._closed = threading.Event()
+        self._paused = True
+        self._thread = threading.Thread(target=self._loop, name="prover", daemon=True)
+        self._thread.start()
+
+    def saved(self, step: int) -> None:
+        """This process has begun to save a step."""
+        self._saved.add(step)
+        self._session.event("checkpoint.saved", step=step)
+
+    def resume(self) -> None:
+        """Training goes on: look from time to time."""
+        self._paused = False
+
+    def close(self) -> None:
+        """Stop looking."""
+        self._closed.set()
+        self._thread.join(10.0)
+
+    def settle(self) -> int | None:
+        """Prove or set aside everything newer than the newest proven step; returns that step.
+
+        Nothing is being saved now, or what was is given up: what is not finished does not count.
+        """
+        self._paused = True
+        with self._lock:
+            return self._record(checkpoints.settle(self._run.store, self._run.uri, self._saved, self._session))
+
+    def _loop(self) -> None:
+        while not self._closed.wait(self._interval):
+            if self._paused:
+                continue
+            try:
+                with self._lock:
+                    self._look()
+            except ElasticTPUError as error:
+                _log.warning("checkpoints could not be proven now: %s", error)
+            except Exception:
+                _log.exception("the prover failed; it tries again")
+
+    def _look(self) -> None:
+        store = self._run.store
+        finished = checkpoints.finished_steps(store)
+        recorded = set(proof.recorded_steps(store))
+        for step in sorted(finished - recorded):
+            if step in self._saved:
+                checkpoints.prove(store, step, self._session)
+            elif recorded and step > max(recorded):
+                why = "it was saved by another trainer"
+                checkpoints.reject(store, self._run.uri, step, [why], self._session)
+        for step in recorded - finished:
+            if step not in checkpoints.all_steps(store):
+                store.delete(f"proofs/{step}.json")  # retention removed the checkpoint
+        self._record(max(recorded | (finished & self._saved), default=None))
+
+    def _record(self, step: int | None) -> int | None:
+        self._session.heartbeat.update(proven_step=step)
+        return step

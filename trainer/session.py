@@ -1,0 +1,191 @@
+"""One process of a job in the run directory: its attempt, its log, its heartbeat, its events, its end.
+
+Knows nothing of MaxText or JAX, so it can begin before they are imported; whoever speaks the run contract uses it.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from ..runs import proof, records
+from ..runs import run as names
+from ..runs.errors import ElasticTPUError, Exists, ExitCode, Unreachable
+from ..runs.events import EventLog
+from ..runs.run import Run, local_folder
+from ..runs.status import Status
+from .heartbeat import Heartbeat
+
+_log = logging.getLogger("elastic_tpu.trainer")
+_SHIP_LOG = 30.0  # seconds between uploads of the log to a bucket
+
+
+def leave(code: int) -> None:
+    """End the process at once: threads of grain, Orbax and gRPC may block an orderly exit for minutes."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(int(code))
+
+
+class Attempt:
+    """A process start of a job, registered by create-if-absent in `attempts/<n>/`."""
+
+    def __init__(self, run: Run, job: str, newest_proven: int | None) -> None:
+        self.run, self.job, self.nonce = run, job, secrets.token_hex(8)
+        self.folder = names.attempts(job)
+        earlier = self._earlier()
+        self.number = max(earlier, default=0) + 1
+        body = {
+            "pid": os.getpid(),
+            "host": socket.gethostname(),
+            "time": records.timestamp(),
+            "nonce": self.nonce,
+            "proven_step": newest_proven,
+        }
+        while True:
+            try:
+                run.store.create(f"{self.folder}/{self.number}/started.json", records.dump(body))
+                break
+            except Exists:
+                self.number += 1
+        self.proven_at_start = [
+            earlier[n].get("proven_step") for n in sorted(earlier) if not _ended_on_request(earlier[n])
+        ]
+        first = earlier.get(min(earlier)) if earlier else None
+        self._began = records.parse_time(first["time"]).timestamp() if first and "time" in first else time.time()
+        self._began_monotonic = time.monotonic() - max(0.0, time.time() - self._began)
+
+    def _earlier(self) -> dict[int, dict[str, Any]]:
+        found: dict[int, dict[str, Any]] = {}
+        for entry in self.run.store.list(f"{self.folder}/"):
+            number, _, file = entry.name.removeprefix(f"{self.folder}/").partition("/")
+            if number.isdigit() and file in ("started.json", "exit.json"):
+                found.setdefault(int(number), {}).update(self.run.read(entry.name) or {})
+        return found
+
+    def elapsed(self) -> float:
+        """Seconds since the first attempt of this run began."""
+        return time.monotonic() - self._began_monotonic
+
+
+def _ended_on_request(attempt: dict[str, Any]) -> bool:
+    return attempt.get("exit_code") == ExitCode.ENDED_ON_REQUEST
+
+
+class AttemptLog:
+    """stdout and stderr of this process, also in `attempts/<n>/<name>.log`: a `tee` child survives a kill of this one."""
+
+    def __init__(self, run: Run, name: str) -> None:
+        folder = local_folder(run)
+        self._run, self._name = run, name
+        self.path = Path(folder) / name if folder else Path(tempfile.mkdtemp(prefix="elastic-tpu-log-")) / "log"
+        self._shipping = folder is None
+        self._shipped = -1
+        self._done = threading.Event()
+        tee = shutil.which("tee")
+        if tee is None:
+            self._tee = None
+            return
+        self._tee = subprocess.Popen([tee, "-i", "-a", str(self.path)], stdin=subprocess.PIPE, start_new_session=True)
+        assert self._tee.stdin is not None
+        sys.stdout.flush()
+        sys.stderr.flush()
+        for stream in (1, 2):
+            os.dup2(self._tee.stdin.fileno(), stream)
+        if self._shipping:
+            threading.Thread(target=self._ship_often, name="ship-log", daemon=True).start()
+
+    def close(self) -> None:
+        """Flush, and ship what is left."""
+        self._done.set()
+        if self._tee is None or self._tee.stdin is None:
+            return
+        sys.stdout.flush()
+        sys.stderr.flush()
+        null = os.open(os.devnull, os.O_WRONLY)
+        for stream in (1, 2):
+            os.dup2(null, stream)
+        self._tee.stdin.close()
+        try:
+            self._tee.wait(5.0)
+        except subprocess.TimeoutExpired:
+            self._tee.kill()
+        if self._shipping:
+            self._ship()
+
+    def _ship_often(self) -> None:
+        while not self._done.wait(_SHIP_LOG):
+            self._ship()
+
+    def _ship(self) -> None:
+        try:
+            size = self.path.stat().st_size
+            if size != self._shipped:
+                self._run.store.put(self._name, self.path.read_bytes())
+                self._shipped = size
+        except (ElasticTPUError, OSError):
+            _log.warning("the log could not be shipped; it is in %s", self.path)
+
+
+class TrainerSession:
+    """A training process: registered, beating, and sure that it is the only one."""
+
+    def __init__(self, run: Run, *, exit_process: Callable[[int], None] = leave, capture_log: bool = True) -> None:
+        self.run = run
+        self.proven_step = _patiently(run, lambda: proof.newest_proven(run.store))
+        self.attempt = Attempt(run, "train", self.proven_step)
+        name = f"{self.attempt.folder}/{self.attempt.number}/trainer.log"
+        self.log = AttemptLog(run, name) if capture_log else None
+        self.events = EventLog(run.store, "trainer", self.attempt.number)
+        interval = 1.0 if run.spec.platform == "local" else 15.0
+        self.heartbeat = Heartbeat(
+            run, self.attempt.number, self.attempt.nonce, interval, exit_process, self.attempt.elapsed
+        )
+        self.heartbeat.update(proven_step=self.proven_step)
+        self.before: Status | None = self.heartbeat.start()
+        self.events.write("attempt.started", pid=os.getpid(), proven_step=self.proven_step)
+
+    def catch_sigterm(self) -> None:
+        """SIGTERM asks training to save and leave; only the main thread may say so."""
+        signal.signal(signal.SIGTERM, lambda *_: self.heartbeat.evicted())
+
+    def event(self, kind: str, *, step: int | None = None, **data: Any) -> None:
+        """Record an event, once sure that this process still holds the run."""
+        self.heartbeat.confirm()
+        self.events.write(kind, step=step, **data)
+
+    def end(self, code: int, reason: str = "", **changes: Any) -> int:
+        """The last words of the process; returns the exit code."""
+        try:
+            self.events.write("attempt.ended", code=int(code), reason=reason)
+        except ElasticTPUError as error:
+            _log.warning("the end of the attempt could not be recorded: %s", error)
+        self.heartbeat.finish(int(code), reason, **changes)
+        _log.info("exit code %d%s", code, f": {reason}" if reason else "")
+        if self.log is not None:
+            self.log.close()
+        return int(code)
+
+
+def _patiently(run: Run, look: Callable[[], int | None]) -> int | None:
+    """A starting trainer waits for its storage as long as a running one would."""
+    since = time.monotonic()
+    while True:
+        try:
+            return look()
+        except Unreachable:
+            if time.monotonic() - since > run.spec.patience.storage_timeout:
+                raise
+            time.sleep(1.0)

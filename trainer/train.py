@@ -1,0 +1,113 @@
+"""`train`: from a process start to an exit code that says who must act (contracts.md 8)."""
+
+from __future__ import annotations
+
+import logging
+import time
+import traceback
+from datetime import UTC, datetime
+from typing import Any
+
+from ..runs import goodput, proof
+from ..runs import run as names
+from ..runs.errors import ElasticTPUError, ExitCode, Infrastructure, LimitSpent
+from ..runs.events import EventReader
+from ..runs.plan import maxtext_overrides
+from ..runs.result import TrainingResult, proven_result
+from ..runs.run import Run
+from .policy import starts_without_progress
+from .session import TrainerSession
+
+_log = logging.getLogger("elastic_tpu.trainer")
+
+
+def train(session: TrainerSession) -> int:
+    """Train the session's run to its end; always returns an exit code, with the status written."""
+    try:
+        return _train(session)
+    except ElasticTPUError as error:
+        _log.error("%s", error)
+        return session.end(error.code, str(error))
+    except BaseException as error:
+        traceback.print_exception(error)
+        return session.end(ExitCode.BUG, f"{type(error).__name__}: {error}"[:500])
+
+
+def _train(session: TrainerSession) -> int:
+    run = session.run
+    result, _ = proven_result(run)
+    if result is not None:
+        return session.end(0, f"already complete: step {result.final_step} is proven; nothing was done", step=result.final_step)
+    allowed = run.spec.patience.attempts_without_progress
+    if starts_without_progress(session.attempt.proven_at_start, session.proven_step) >= allowed:
+        raise LimitSpent(
+            f"recovery.attempts_without_progress ({allowed}) is spent: as many starts of the trainer brought no new proven "
+            f"checkpoint; the logs are in {run.path(names.attempts('train'))}"
+        )
+    began = time.monotonic()
+    from . import hardware
+
+    slices = hardware.prepare(run)
+    from . import maxtext_seams
+    from .elastic import ElasticTraining
+
+    version = maxtext_seams.check()
+    _log.info("MaxText %s is ready after %.1f s", version, time.monotonic() - began)
+    training = ElasticTraining(session, slices, maxtext_overrides(run.spec) | _of_this_machine(run))
+    try:
+        training.run()
+        return _finish(session, training)
+    finally:
+        training.close()
+
+
+def _of_this_machine(run: Run) -> dict[str, Any]:
+    from .local_pathways import cache_folder
+
+    if run.spec.platform != "local" or "jax_cache_dir" in run.spec.train.maxtext:
+        return {}
+    return {"jax_cache_dir": str(cache_folder())}
+
+
+def _finish(session: TrainerSession, training: Any) -> int:
+    """Training ended in order: prove what was saved, then say what it came to."""
+    run, beat = session.run, session.heartbeat
+    step, stop = beat.status.step, beat.stop
+    beat.update(phase="saving" if stop is None else "stopping")
+    proven = training.settle()
+    last = run.spec.train.steps - 1
+    whole = step >= last or training.early_stop
+    why = "complete" if whole else stop.reason if stop else "MaxText ended early"
+    session.event("train.stopped", step=step, why=why, trained_seconds=round(training.trained_seconds, 3))
+    if proven != step:
+        raise Infrastructure(f"training ended at step {step}, but the newest proven checkpoint is of {proven}")
+    if not whole:
+        if stop is None:
+            raise ElasticTPUError(f"MaxText ended its loop at step {step} of {last} and gave no reason")
+        return session.end(stop.code, f"{stop.reason}; step {step} is saved and proven")
+    write_result(session, step, training.early_stop)
+    return session.end(0, f"complete at step {step}" + (" (the data ended)" if training.early_stop else ""))
+
+
+def write_result(session: TrainerSession, step: int, early_stop: bool) -> TrainingResult:
+    """result.json: only when the final checkpoint is proven."""
+    run = session.run
+    recorded = proof.read_proof(run.store, step)
+    if recorded is None:
+        raise Infrastructure(f"the proof of step {step} is gone")
+    spent = goodput.measure(EventReader(run.store).all(), datetime.now(UTC))
+    result = TrainingResult(
+        final_step=step,
+        checkpoint=run.path(names.checkpoint(step)),
+        proof_digest=recorded.digest,
+        spec_hash=run.spec_hash,
+        attempts=session.attempt.number,
+        recoveries=len(spent.recoveries),
+        steps_lost=spent.steps_lost,
+        goodput=None if spent.ratio is None else round(spent.ratio, 4),
+        seconds_by_kind=spent.seconds_by_kind,
+        early_stop=early_stop,
+    )
+    session.heartbeat.confirm()
+    run.store.put(names.RESULT, result.dump())
+    return result
