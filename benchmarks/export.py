@@ -85,7 +85,7 @@ def export_once(step_dir: Path, out: Path, tokenizer: Path, dtype: Any, layers: 
         dtype=dtype,
         spec_hash="benchmark",
         proof_digest="benchmark",
-        progress=lambda done, total: None,  # noqa: ARG005
+        progress=lambda done, total: None,
     )
     seconds = time.monotonic() - begin
     heavy = sorted({"jax", "torch", "maxtext", "transformers"} & sys.modules.keys())

@@ -18,7 +18,16 @@ import time
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
-from ..runs.errors import ElasticTPUError, EndedOnRequest, ExitCode, GateFailed, HeldByAnother, Infrastructure, LimitSpent, NotFound
+from ..runs.errors import (
+    ElasticTPUError,
+    EndedOnRequest,
+    ExitCode,
+    GateFailed,
+    HeldByAnother,
+    Infrastructure,
+    LimitSpent,
+    NotFound,
+)
 from ..runs.verdict import Verdict, judge
 
 if TYPE_CHECKING:
@@ -67,9 +76,12 @@ class StageResult:
 
 
 class Stage(Protocol):
-    """What an adapter drives."""
+    """What an adapter drives. `interval`: seconds between two looks."""
 
-    name: str
+    @property
+    def name(self) -> str:
+        """The step's name."""
+
     interval: float
 
     def submit(self) -> None:
@@ -82,7 +94,7 @@ class Stage(Protocol):
         """The result, once `poll` said done; raises the error that the verdict stands for."""
 
     def cancel(self, grace: float, by: str = "") -> None:
-        """Stop what the stage is for, if the run is mine; `grace` seconds in which a take by the same holder undoes it."""
+        """Stop what the stage is for, if the run is mine; a take by the same holder within `grace` seconds undoes it."""
 
 
 def open_stage(step: Step, run: str, holder: str, instance: str | None = None, *, take_over: bool = False) -> Stage:
@@ -97,6 +109,7 @@ def open_stage(step: Step, run: str, holder: str, instance: str | None = None, *
     from ..platforms.base import open_platform
     from ..runs.claim import this_instance
     from ..runs.driver import Driver
+    from ..runs.events import EventLog
     from ..runs.run import find_run, start_run
 
     starts = step.name != "release" and run.endswith((".yaml", ".yml"))
@@ -104,7 +117,9 @@ def open_stage(step: Step, run: str, holder: str, instance: str | None = None, *
     if opened is None:
         return NothingStarted(step.name)
     seconds = opened.spec.local.unclaimed if opened.spec.platform == "local" else 600.0
-    driver = Driver(opened.store, holder, instance or this_instance(), seconds, on_event=_event_writer(opened))
+    driver = Driver(
+        opened.store, holder, instance or this_instance(), seconds, on_event=EventLog(opened.store, "stage").hook
+    )
     claimed = _Claim(driver, seconds, take_over)
     platform = open_platform(opened)
     if isinstance(step, SliceStep):
@@ -121,13 +136,6 @@ def this_holder() -> str:
 
 def _interval(run: Run) -> float:
     return 0.25 if run.spec.platform == "local" else 15.0
-
-
-def _event_writer(run: Run) -> Any:
-    from ..runs.events import EventLog
-
-    log = EventLog(run.store, "stage")
-    return lambda kind, data: log.write(kind, **data)
 
 
 class _Claim:
@@ -235,7 +243,9 @@ class JobStage:
 
     @property
     def _skipped(self) -> bool:
-        return (self.name == "export" and not self.run.spec.export) or (self.name == "evaluate" and not self.run.spec.evaluate)
+        return (self.name == "export" and not self.run.spec.export) or (
+            self.name == "evaluate" and not self.run.spec.evaluate
+        )
 
     def _status(self) -> Any:
         from ..runs import run as names

@@ -226,7 +226,7 @@ class Driver:
     def _require_mine(self, claim: Claim) -> None:
         if self._term is None:
             raise RuntimeError("Driver: take() or join() comes first")
-        if claim.holder != self._holder:
+        if (claim.term, claim.holder) != (self._term, self._holder):
             raise EndedOnRequest(
                 f"{self._store.uri}: {claim.holder} (instance {claim.instance}) took the run over in term "
                 f"{claim.term}; {self._holder} (instance {self._instance}, term {self._term}) ends and cancels nothing"

@@ -17,10 +17,31 @@ from .errors import BadInput, NotFound
 from .store import Store
 
 KINDS = frozenset(
-    """run.created claim.taken claim.stopped claim.done slice.requested slice.ready slice.lost slice.back slice.released
-    attempt.started attempt.ended train.restored train.first_step train.stopped train.stalled recovery.started
-    recovery.finished checkpoint.saved checkpoint.proven checkpoint.rejected export.published evaluation.done
-    gate.failed""".split()
+    [
+        "run.created",
+        "claim.taken",
+        "claim.stopped",
+        "claim.done",
+        "slice.requested",
+        "slice.ready",
+        "slice.lost",
+        "slice.back",
+        "slice.released",
+        "attempt.started",
+        "attempt.ended",
+        "train.restored",
+        "train.first_step",
+        "train.stopped",
+        "train.stalled",
+        "recovery.started",
+        "recovery.finished",
+        "checkpoint.saved",
+        "checkpoint.proven",
+        "checkpoint.rejected",
+        "export.published",
+        "evaluation.done",
+        "gate.failed",
+    ]
 )
 
 
@@ -58,7 +79,7 @@ class EventLog:
             sequence = next(self._sequence)
         event = Event(self._clock(), self._writer, kind, self._attempt, step, data)
         stamp = records.timestamp(event.time)
-        body = {"time": stamp, "writer": self._writer, "kind": kind, "data": data}
+        body: dict[str, Any] = {"time": stamp, "writer": self._writer, "kind": kind, "data": data}
         if self._attempt is not None:
             body["attempt"] = self._attempt
         if step is not None:
@@ -67,6 +88,11 @@ class EventLog:
         name = stamp.replace("-", "").replace(":", "")
         self._store.put(f"events/{name}-{who}-{sequence:04d}.json", records.dump(body))
         return event
+
+    def hook(self, kind: str, data: Mapping[str, object]) -> None:
+        """`write`, as a callback."""
+        more: dict[str, Any] = dict(data)
+        self.write(kind, **more)
 
 
 class EventReader:

@@ -210,5 +210,3 @@ def _repair(document: dict[str, Any], location: tuple[Any, ...]) -> None:
 
 def _touches(path: str, failed: str) -> bool:
     return path == failed or path.startswith(f"{failed}.") or failed.startswith(f"{path}.")
-
-

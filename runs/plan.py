@@ -92,14 +92,18 @@ def contradictions(spec: RunSpec) -> list[Problem]:
     problems += maxtext_config.check_overrides(spec.train.maxtext)
     problems += _secret_problems(spec)
     if spec.model.start_from is not None:
-        problems.append(Problem("model.start_from", spec.model.start_from, "is reserved and not built yet; leave it out"))
+        problems.append(
+            Problem("model.start_from", spec.model.start_from, "is reserved and not built yet; leave it out")
+        )
     keys = maxtext_config.resolved(spec.model.name, spec.train.maxtext)
     block = keys.get("decoder_block")
     if spec.export and maxtext_config.base() and block not in _EXPORTED:
         cure = f"the exporter knows {', '.join(_EXPORTED)} (decoder_block {block!r} it does not); set `export: false`"
         problems.append(Problem("model.name", spec.model.name, cure))
     if spec.evaluate and not spec.export:
-        problems.append(Problem("evaluate", None, "needs an export; set `evaluate: false` too, or drop `export: false`"))
+        problems.append(
+            Problem("evaluate", None, "needs an export; set `evaluate: false` too, or drop `export: false`")
+        )
     if spec.evaluate and spec.evaluate.gate and not spec.evaluate.heldout:
         problems.append(Problem("evaluate.gate", None, "needs `evaluate.heldout: true`, or no gate"))
     if spec.checkpoint.every > spec.train.steps:
@@ -150,10 +154,14 @@ def _division_problems(spec: RunSpec, shape: tpu.SliceShape) -> list[Problem]:
     problems = []
     emb = keys.get("base_emb_dim")
     if isinstance(emb, int) and ways > 1 and emb % ways:
-        problems.append(Problem("train.maxtext.base_emb_dim", emb, f"must divide by the {ways} devices that fsdp spans"))
+        problems.append(
+            Problem("train.maxtext.base_emb_dim", emb, f"must divide by the {ways} devices that fsdp spans")
+        )
     batch = keys.get("per_device_batch_size")
     if isinstance(batch, (int, float)) and (batch * shape.devices) % 1:
-        problems.append(Problem("train.maxtext.per_device_batch_size", batch, "times the devices must be a whole number"))
+        problems.append(
+            Problem("train.maxtext.per_device_batch_size", batch, "times the devices must be a whole number")
+        )
     return problems
 
 
@@ -300,7 +308,9 @@ def make_plan(spec: RunSpec) -> Plan:
     persistence = big and spec.platform == "gke"
     notes = []
     if memory is None:
-        notes.append("memory is not known: MaxText is not installed here (extra [trainer]); the trainer checks at start")
+        notes.append(
+            "memory is not known: MaxText is not installed here (extra [trainer]); the trainer checks at start"
+        )
     elif shape.hbm_gib_per_chip and memory.per_device_gib and memory.per_device_gib > shape.hbm_gib_per_chip:
         notes.append(
             f"state needs {memory.per_device_gib:.1f} GiB a device, a chip has {shape.hbm_gib_per_chip:.0f}: "

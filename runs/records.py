@@ -30,7 +30,9 @@ def canonical(value: Any) -> bytes:
 
 def dump(record: Mapping[str, Any]) -> bytes:
     """A record as the bytes of its small file."""
-    return json.dumps({**record, "schema": SCHEMA}, sort_keys=True, indent=1, ensure_ascii=False, allow_nan=False).encode()
+    return json.dumps(
+        {**record, "schema": SCHEMA}, sort_keys=True, indent=1, ensure_ascii=False, allow_nan=False
+    ).encode()
 
 
 def load(data: bytes, name: str) -> dict[str, Any]:
@@ -46,5 +48,7 @@ def load(data: bytes, name: str) -> dict[str, Any]:
     if not isinstance(record, dict):
         raise BadInput(f"{name}: a JSON object was expected, not {type(record).__name__}")
     if not isinstance(record.get("schema", SCHEMA), int) or record.get("schema", SCHEMA) > SCHEMA:
-        raise BadInput(f"{name}: schema {record['schema']} is newer than {SCHEMA}, the newest this version reads; upgrade")
+        raise BadInput(
+            f"{name}: schema {record['schema']} is newer than {SCHEMA}, the newest this version reads; upgrade"
+        )
     return record

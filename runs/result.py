@@ -47,7 +47,10 @@ def proven_result(opened: Run) -> tuple[TrainingResult | None, str]:
     if result is None:
         return None, f"there is no {names.RESULT}"
     if result.spec_hash != opened.spec_hash:
-        return None, f"{names.RESULT} is of another spec (hash {result.spec_hash[:12]}, this is {opened.spec_hash[:12]})"
+        return (
+            None,
+            f"{names.RESULT} is of another spec (hash {result.spec_hash[:12]}, this is {opened.spec_hash[:12]})",
+        )
     recorded = proof.read_proof(opened.store, result.final_step)
     if recorded is None or recorded.digest != result.proof_digest:
         return None, f"the proof of the final checkpoint (step {result.final_step}) is missing or another one"

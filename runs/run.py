@@ -1,4 +1,4 @@
-"""The run directory: where each file of a run lives, and how a run is started and opened (design.md, "The path of one run").
+"""The run directory: where each file of a run lives, and how a run is started and opened.
 
 A run is its directory; whoever has the URI has all there is. Opening one reads `spec.yaml`, nothing else.
 """
@@ -85,7 +85,9 @@ def open_run(uri: str) -> Run:
     try:
         data = store.read(SPEC).data
     except NotFound:
-        raise BadInput(f"{uri}: no run here ({SPEC} is missing); give the run directory that `elastic-tpu run` printed") from None
+        raise BadInput(
+            f"{uri}: no run here ({SPEC} is missing); give the run directory that `elastic-tpu run` printed"
+        ) from None
     try:
         document = yaml.safe_load(data)
         if not isinstance(document, dict) or int(document.pop("schema", 1)) > records.SCHEMA:
@@ -113,7 +115,9 @@ def create_run(spec: RunSpec) -> Run:
         if there.spec_hash != spec.hash():
             raise BadInput(
                 [
-                    Problem(f"run.name ({path})", new, f"the run {spec.uri} was started with {old!r}; take another run.name")
+                    Problem(
+                        f"run.name ({path})", new, f"the run {spec.uri} was started with {old!r}; take another run.name"
+                    )
                     for path, old, new in differences(there.spec, spec)
                 ]
             ) from None

@@ -88,7 +88,9 @@ def judge(job: str, seen: Observation, status: Status | None, proven: bool, unpr
     """
     if proven:
         if seen.state in ("starting", "running"):
-            return Verdict("finishing", reason=f"{job}: the result is proven, the process is ending", evidence=seen.evidence)
+            return Verdict(
+                "finishing", reason=f"{job}: the result is proven, the process is ending", evidence=seen.evidence
+            )
         return Verdict("done", "complete", evidence=seen.evidence)
     if seen.state == "queued":
         return Verdict("queued", reason=seen.detail, evidence=seen.evidence)
@@ -104,7 +106,9 @@ def _alive(seen: Observation, status: Status | None) -> Verdict:
     if seen.relaunching and seen.state == "over":
         return Verdict("recovering", reason=seen.detail or "the trainer is being started again", evidence=seen.evidence)
     if status is None:
-        return Verdict("starting" if seen.state == "starting" else "running", reason=seen.detail, evidence=seen.evidence)
+        return Verdict(
+            "starting" if seen.state == "starting" else "running", reason=seen.detail, evidence=seen.evidence
+        )
     phase = _RUNNING_PHASES[status.phase]
     if status.recovery > 0 and phase == "starting":
         phase = "recovering"
@@ -131,4 +135,6 @@ def _over(job: str, seen: Observation, status: Status | None, unproven_reason: s
     verdict_code = ExitCode.INFRASTRUCTURE if code == ExitCode.EVICTED else code
     if code not in _WHO_ACTS:
         verdict_code = ExitCode.BUG
-    return Verdict("done", outcome, act, int(verdict_code), said or seen.detail or f"{job} exited {code}", seen.evidence)
+    return Verdict(
+        "done", outcome, act, int(verdict_code), said or seen.detail or f"{job} exited {code}", seen.evidence
+    )

@@ -28,6 +28,7 @@ def main() -> None:
     parser.add_argument("--run", required=True, help="URI of the run directory")
     args = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stdout)
+    logging.getLogger("pathwaysutils.elastic.elastic").setLevel(logging.WARNING)  # a line at every look for a slice
     logging.raiseExceptions = True  # a DATA_LOSS raised while a record is formatted must not be swallowed
     try:
         run = open_run(args.run)

@@ -25,7 +25,7 @@ from .layout import LeafPath
 # A block is grown to about this many stored bytes where chunks are smaller, so that Python's share stays small.
 BLOCK_BYTES = 48 * 2**20
 # Stored bytes that may be on their way at once; one block always may, however large its chunk is.
-READ_AHEAD_BYTES = 160 * 2**20
+READ_AHEAD_BYTES = 96 * 2**20
 _CACHE_LINE = 64
 # glibc's mallopt: names of its parameters.
 _M_TRIM_THRESHOLD, _M_MMAP_MAX, _M_ARENA_MAX = -1, -4, -8
@@ -45,7 +45,11 @@ class Block:
 
 
 def blocks(
-    shape: Sequence[int], chunk: Sequence[int], itemsize: int, grow: Sequence[int], limit: int = BLOCK_BYTES
+    shape: Sequence[int],
+    chunk: Sequence[int],
+    itemsize: int,
+    order: Sequence[int],
+    limit: int = BLOCK_BYTES,
 ) -> Iterator[Block]:
     """Cover an array by blocks of whole stored chunks.
 
@@ -53,14 +57,16 @@ def blocks(
       shape: the array's shape.
       chunk: the shape of a stored chunk.
       itemsize: stored bytes an element.
-      grow: the axes along which small chunks are joined, the first one first, while a block stays within `limit` bytes.
+      order: all axes. Along the first one blocks follow one another fastest, and small chunks are joined first, while
+        a block stays within `limit` bytes.
     """
     extent = [min(c, s) for c, s in zip(chunk, shape, strict=True)]
-    for axis in grow:
+    for axis in order:
         room = limit // max(1, math.prod(extent) * itemsize)
         extent[axis] = min(shape[axis], extent[axis] * max(1, room))
-    ranges = [range(0, size, step) for size, step in zip(shape, extent, strict=True)]
-    for start in itertools.product(*ranges):
+    slowest_first = tuple(reversed(order))
+    for corner in itertools.product(*(range(0, shape[axis], extent[axis]) for axis in slowest_first)):
+        start = tuple(corner[slowest_first.index(axis)] for axis in range(len(shape)))
         yield Block(start, tuple(min(a + e, s) for a, e, s in zip(start, extent, shape, strict=True)))
 
 
@@ -111,9 +117,9 @@ def read_ahead(
         yield read, target
 
 
-def reads(path: LeafPath, store: Any, grow: Sequence[int] = ()) -> Iterator[Read]:
-    """All blocks of one array; `grow` as for `blocks`, all axes from the last to the first if not given."""
-    order = grow or range(store.rank - 1, -1, -1)
+def reads(path: LeafPath, store: Any, order: Sequence[int] = ()) -> Iterator[Read]:
+    """All blocks of one array; `order` as for `blocks`, by default the last axis first."""
+    order = order or range(store.rank - 1, -1, -1)
     chunk = store.chunk_layout.read_chunk.shape or store.shape
     for block in blocks(store.shape, chunk, store.dtype.numpy_dtype.itemsize, order):
         yield Read(path, store, block)

@@ -1,7 +1,7 @@
 """Checkpoints on storage: which are finished, which are proven, and which are set aside so that nobody restores them.
 
-Orbax lists what has a right name; it does not look inside. MaxText restores the newest that Orbax lists. So before every
-restore each step newer than the newest proven one is opened whole and proven, or set aside (contracts.md 7).
+Orbax lists what has a right name; it does not look inside. MaxText restores the newest that Orbax lists. So before
+every restore each step newer than the newest proven one is opened whole and proven, or set aside (contracts.md 7).
 """
 
 from __future__ import annotations

@@ -165,7 +165,7 @@ class ElasticTraining:
     def _slices_lost(self) -> None:
         """After an error that is to be survived: let what was being saved end, and ask for the slices."""
         self._beat.update(phase="waiting", slices=SliceCount(len(self._slices.alive()), self._spec.slices.count))
-        self._slices.ask_back(self._slices.all_lost() if hasattr(self._slices, "all_lost") else self._slices.lost())
+        self._slices.ask_back(self._slices.lost())
         checkpointer, self._checkpointer = self._checkpointer, None
         if checkpointer is not None:
             try:
@@ -184,7 +184,12 @@ class ElasticTraining:
         self._beat.update(phase="compiling")
 
     def iteration(
-        self, step: int, state: dict[str, Any], variables: dict[str, Any], fixed: dict[str, Any], proceed: Callable[[], Any]
+        self,
+        step: int,
+        state: dict[str, Any],
+        variables: dict[str, Any],
+        fixed: dict[str, Any],
+        proceed: Callable[[], Any],
     ) -> Any:
         """One step of training."""
         began = time.monotonic()
@@ -263,7 +268,9 @@ class ElasticTraining:
         before = self._beat.status.step_seconds
         smooth = seconds if before is None else 0.9 * before + 0.1 * seconds
         eta = round((self._spec.train.steps - step - 1) * smooth, 1)
-        self._beat.update(step=step, step_seconds=round(smooth, 4), eta=eta, trained_seconds=round(self._times.total, 3))
+        self._beat.update(
+            step=step, step_seconds=round(smooth, 4), eta=eta, trained_seconds=round(self._times.total, 3)
+        )
         self._before = None
 
     def _after_first_step(self, step: int, seconds: float, now: float) -> None:
@@ -275,7 +282,9 @@ class ElasticTraining:
             self._session.event("recovery.finished", step=step, **recovering.finished(now))
 
 
-def _find(error: BaseException | None, kind: type[BaseException] | tuple[type[BaseException], ...]) -> BaseException | None:
+def _find(
+    error: BaseException | None, kind: type[BaseException] | tuple[type[BaseException], ...]
+) -> BaseException | None:
     """The first of a kind in a chain of causes: MaxText wraps what a save raises in a RuntimeError."""
     seen: set[int] = set()
     while error is not None and id(error) not in seen:

@@ -23,23 +23,21 @@ from etils import epath
 from ..runs.errors import BadInput, Problem
 from . import published
 from .arrays import CheckpointTree, open_arrays, read_tree
-from .blocks import Block, Read, read_ahead, reads, recycled_memory
+from .blocks import Block, read_ahead, reads, recycled_memory
 from .layout import LeafPath, is_scanned, sort_leaves
 from .published import ExportManifest, FileEntry
-from .qwen3 import Architecture, StoredArray, architecture_from_maxtext, check_names, config_json, stored_arrays
-from .safetensors_writer import DTYPES, INDEX, Shard, ShardFile, index_json, plan_shards
+from .qwen3 import Architecture, StoredArray, Tensor, architecture_from_maxtext, check_names, config_json, stored_arrays
+from .safetensors_writer import DTYPES, INDEX, Part, Shard, ShardFile, index_json, plan_shards
 from .tokenizer_files import TokenizerFiles, find_tokenizer
 
 __all__ = ["Architecture", "ExportManifest", "architecture_from_maxtext", "export_checkpoint", "verify_export"]
 
+Panel = list[tuple[Block, np.ndarray[Any, Any]]]
 DType = Literal["bfloat16", "float32"]
 Progress = Callable[[int, int], None]
+# Output bytes that are gathered before they are written.
+PANEL_BYTES = 128 * 2**20
 _STORED_TYPES = ("float32", "bfloat16", "float16")
-# An exponent of all ones is infinity or not-a-number: the bits of a value without its sign, from which on it is one.
-_NON_FINITE = {"bfloat16": (np.uint16, 0x7FFF, 0x7F80), "float32": (np.uint32, 0x7FFFFFFF, 0x7F800000)}
-# Values are checked this many at a time: what fits the cache needs no copy of the block.
-_CHECK_ELEMENTS = 2**18
-
 verify_export = published.verify_export
 
 
@@ -77,16 +75,16 @@ def export_checkpoint(
     existing = published.reuse(out_dir, identity)
     if existing is not None:
         return existing
-    tree = read_tree(step_dir)
     tokens = find_tokenizer(tokenizer)
     if tokens.size > architecture.vocab_size:
-        cure = f"the model has {architecture.vocab_size} rows only: train with vocab_size >= {tokens.size}"
-        raise BadInput([Problem("model.tokenizer", tokenizer, f"uses {tokens.size} ids, {cure}")])
-    arrays, stores, ignored = _match(tree, architecture)
-    published.clear(out_dir)
-    out.mkdir(parents=True, exist_ok=True)
-    shards = plan_shards([tensor for array in arrays for tensor in array.tensors], dtype, max_shard_bytes)
+        cure = f"uses {tokens.size} ids, the model has {architecture.vocab_size} rows: train with a larger vocab_size"
+        raise BadInput([Problem("model.tokenizer", tokenizer, cure)])
     with recycled_memory():
+        tree = read_tree(step_dir)
+        arrays, stores, ignored = _match(tree, architecture)
+        published.clear(out_dir)
+        out.mkdir(parents=True, exist_ok=True)
+        shards = plan_shards([tensor for array in arrays for tensor in array.tensors], dtype, max_shard_bytes)
         files = _write_shards(tree, arrays, stores, shards, out, dtype, progress)
     small = {
         "config.json": published.json_bytes(
@@ -145,17 +143,17 @@ def _write_shards(
         digests: dict[str, Future[FileEntry]] = {}
         settling: list[Future[None]] = []
         try:
-            for array, parts in itertools.groupby(_blocks(tree, arrays, stores, dtype), key=lambda item: item[0]):
-                for _, block, values in parts:
-                    _check_finite(array, values, dtype)
-                    for layer, start, part in _layers(array, block, values):
-                        tensor = array.tensors[layer]
+            for array, panels in itertools.groupby(_panels(tree, arrays, stores, dtype), key=lambda item: item[0]):
+                for _, panel in panels:
+                    for tensor, parts in _tensors(array, panel):
                         shard = home[tensor.name]
                         if shard.name not in files:
                             files[shard.name] = ShardFile(shard, folder / shard.name)
                             opened.callback(files[shard.name].close)
-                        files[shard.name].write(tensor, start, part)
-                    done += values.size * values.itemsize
+                        if not files[shard.name].write(tensor, parts):
+                            cure = f"holds values that are not finite in {dtype}; export an earlier step"
+                            raise BadInput([Problem(tensor.name, f"({'.'.join(array.path)})", cure)])
+                    done += sum(values.size * values.itemsize for _, values in panel)
                     progress(done, total)
                 for tensor in array.tensors:
                     shard = home[tensor.name]
@@ -172,53 +170,44 @@ def _write_shards(
             worker.shutdown(cancel_futures=True)
 
 
-def _blocks(
+def _panels(
     tree: CheckpointTree, arrays: tuple[StoredArray, ...], stores: Mapping[LeafPath, Any], dtype: DType
-) -> Iterator[tuple[StoredArray, Block, np.ndarray[Any, Any]]]:
-    """The arrays' blocks in order, as unsigned integers of the bits in `dtype`."""
+) -> Iterator[tuple[StoredArray, Panel]]:
+    """The arrays' blocks, in groups that follow one another on the axis that becomes the output's innermost.
+
+    The wider a panel, the fewer times the output is gone over; its size bounds the memory.
+    """
     by_path = {array.path: array for array in arrays}
-    numpy_type = DTYPES[dtype][1]
-
-    def waiting() -> Iterator[Read]:
-        for array in arrays:
-            yield from reads(array.path, stores[array.path], _growth(array))
-
-    for read, values in read_ahead(tree, waiting(), numpy_type):
-        yield by_path[read.path], read.block, values.view(_NON_FINITE[dtype][0])
-
-
-def _growth(array: StoredArray) -> tuple[int, ...]:
-    """The order in which a block grows beyond one chunk: what becomes a row of the output first, layers last."""
-    axes = list(range(len(array.shape)))
-    if array.layer_axis is not None:
-        axes.remove(array.layer_axis)
-    ordered = [axes[i] for i in reversed(array.permutation)]
-    return (*ordered, *([] if array.layer_axis is None else [array.layer_axis]))
+    waiting = (read for array in arrays for read in reads(array.path, stores[array.path], _order(array)))
+    panel: Panel = []
+    for read, values in read_ahead(tree, waiting, DTYPES[dtype][1]):
+        panel.append((read.block, values))
+        array = by_path[read.path]
+        axis = _order(array)[0]
+        size = sum(v.size * v.itemsize for _, v in panel)
+        if read.block.stop[axis] == array.shape[axis] or size + values.size * values.itemsize > PANEL_BYTES:
+            yield array, panel
+            panel = []
 
 
-def _layers(
-    array: StoredArray, block: Block, values: np.ndarray[Any, Any]
-) -> Iterator[tuple[int, tuple[int, ...], np.ndarray[Any, Any]]]:
-    """A block as parts of tensors: (which tensor, where in its axes, values permuted to them)."""
+def _order(array: StoredArray) -> tuple[int, ...]:
+    """The stored axes from the output's innermost to its outermost, layers last."""
+    axes = [i for i in range(len(array.shape)) if i != array.layer_axis]
+    ordered = tuple(axes[i] for i in reversed(array.permutation))
+    return ordered if array.layer_axis is None else (*ordered, array.layer_axis)
+
+
+def _tensors(array: StoredArray, panel: Panel) -> Iterator[tuple[Tensor, list[Part]]]:
+    """A panel as parts of the tensors that it belongs to, permuted to their axes."""
     axis = array.layer_axis
-    kept = [start for i, start in enumerate(block.start) if i != axis]
-    start = tuple(kept[i] for i in array.permutation)
-    if axis is None:
-        yield 0, start, values.transpose(array.permutation)
-        return
-    for offset in range(values.shape[axis]):
-        layer = values[(slice(None),) * axis + (offset,)]
-        yield block.start[axis] + offset, start, layer.transpose(array.permutation)
-
-
-def _check_finite(array: StoredArray, bits: np.ndarray[Any, Any], dtype: DType) -> None:
-    _, magnitude, first = _NON_FINITE[dtype]
-    for part in bits:  # slices fit the cache, and no copy of the whole block is made
-        if part.size and int((part & magnitude).max()) >= first:
-            name = ".".join(array.path)
-            raise BadInput(
-                [Problem(name, None, f"holds values that are not finite in {dtype}; export an earlier step")]
-            )
+    layers = range(1) if axis is None else range(panel[0][0].start[axis], panel[0][0].stop[axis])
+    for layer in layers:
+        parts = []
+        for block, values in panel:
+            kept = [start for i, start in enumerate(block.start) if i != axis]
+            inside = values if axis is None else values[(slice(None),) * axis + (layer - block.start[axis],)]
+            parts.append(Part(tuple(kept[i] for i in array.permutation), inside.transpose(array.permutation)))
+        yield array.tensors[layer], parts
 
 
 def _finish(file: ShardFile, out: epath.Path) -> FileEntry:

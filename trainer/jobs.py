@@ -77,7 +77,9 @@ def export(run: Run, events: EventLog) -> None:
         proof_digest=result.proof_digest,
         progress=_progress("exported", "bytes"),
     )
-    events.write("export.published", step=result.final_step, export_digest=manifest.export_digest, files=len(manifest.files))
+    events.write(
+        "export.published", step=result.final_step, export_digest=manifest.export_digest, files=len(manifest.files)
+    )
 
 
 def evaluate(run: Run, events: EventLog) -> None:
@@ -133,4 +135,3 @@ def _progress(verb: str, unit: str) -> Callable[[int, int], None]:
             _log.info("%s %d of %d %s (%.0f %%)", verb, done, total, unit, 100 * done / max(total, 1))
 
     return tell
-

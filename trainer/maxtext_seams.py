@@ -25,6 +25,7 @@ SEAMS: Sequence[tuple[str, str, tuple[str, ...]]] = (
     ("maxtext.common.checkpointing", "save_checkpoint", ("checkpoint_manager", "step", "state")),
     ("maxtext.common.checkpointing", "load_state_if_possible", ("checkpoint_manager",)),
     ("maxtext.common.metric_logger", "MetricLogger", ()),
+    ("maxtext.utils.maxtext_utils", "add_config_to_summary_writer", ("config", "summary_writer")),
     ("maxtext.utils.elastic_utils", "get_local_batch_size", ("config",)),
     ("maxtext.utils.elastic_utils", "live_devices", ("config",)),
     ("maxtext.utils.elastic_utils", "elastic_manager", ()),
@@ -73,7 +74,7 @@ def check() -> str:
     """
     version = importlib.metadata.version("maxtext")
     for module, symbol, parameters in SEAMS:
-        found = getattr(importlib.import_module(module), symbol, _MISSING)
+        found: Any = getattr(importlib.import_module(module), symbol, _MISSING)
         if found is _MISSING:
             raise ElasticTPUError(f"MaxText {version} has no {module}.{symbol}; elastic-tpu knows 0.2.5: install that")
         if parameters:
@@ -94,7 +95,7 @@ def install(hooks: Hooks, manager: Any) -> MaxText:
     """Put the hooks in; safe to call again with others."""
     from maxtext.common import checkpointing, metric_logger
     from maxtext.trainers.pre_train import train
-    from maxtext.utils import elastic_utils, exceptions
+    from maxtext.utils import elastic_utils, exceptions, maxtext_utils
 
     elastic_utils.elastic_manager = manager
     elastic_utils.get_local_batch_size = _rows_for_all_devices
@@ -102,7 +103,7 @@ def install(hooks: Hooks, manager: Any) -> MaxText:
     save = _original(checkpointing, "save_checkpoint")
     load = _original(checkpointing, "load_state_if_possible")
     write = _original(metric_logger.MetricLogger, "write_metrics")
-    setup_info = _original(metric_logger.MetricLogger, "write_setup_info_to_tensorboard")
+    describe = _original(maxtext_utils, "add_config_to_summary_writer")
 
     def hooked_iteration(state: dict[str, Any], variables: dict[str, Any], fixed: dict[str, Any]) -> Any:
         def proceed() -> Any:
@@ -131,15 +132,17 @@ def install(hooks: Hooks, manager: Any) -> MaxText:
 
     described: list[str] = []
 
-    def once_setup_info(self: Any, params: Any) -> Any:
-        # The run's configuration as text, two hundred entries: once a process, not once a recovery.
-        return None if described else (described.append("yes"), setup_info(self, params))
+    def describe_once(config: Any, summary_writer: Any) -> None:
+        # The configuration as hundreds of text entries for TensorBoard: once a process, not once a recovery.
+        if config.run_name not in described:
+            described.append(config.run_name)
+            describe(config, summary_writer)
 
     train.training_loop_iteration = hooked_iteration
     checkpointing.save_checkpoint = hooked_save
     checkpointing.load_state_if_possible = hooked_load
     metric_logger.MetricLogger.write_metrics = hooked_write
-    metric_logger.MetricLogger.write_setup_info_to_tensorboard = once_setup_info
+    maxtext_utils.add_config_to_summary_writer = describe_once
     return MaxText(train.initialize, train.run, exceptions.StopTraining, importlib.metadata.version("maxtext"))
 
 

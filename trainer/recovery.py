@@ -77,7 +77,7 @@ class Recovering:
 
 
 def after_a_dead_process(before: Status | None, clock: Callable[[], float] = time.monotonic) -> Recovering | None:
-    """The recovery that a new process is for an earlier one that did not finish; None when there is nothing to recover."""
+    """The recovery that a new process is for an earlier one that did not finish; None when nothing is to recover."""
     if before is None or before.step < 0 or (before.phase == "ended" and before.exit in (0, 76)):
         return None
     cause = before.reason or "the trainer process died"

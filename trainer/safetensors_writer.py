@@ -1,8 +1,9 @@
 """Safetensors files laid out before any value is known, and filled block by block in any order.
 
 All shapes are known from the architecture, so headers, shards and the index are fixed first; values then go straight to
-their place through small memory-mapped windows. Nothing of a model's size is ever held. Tensors lie in the order in
-which they are produced, so that a shard is finished, hashed and sent away while the next one is filled.
+their place through a scratch buffer that fits the cache. (A memory-mapped file would be simpler, but takes a page fault
+for each 4 KB and chunk.) Nothing of a model's size is ever held. Tensors lie in the order in which they are produced,
+so that a shard is finished, hashed and sent away while the next one is filled.
 Format: https://github.com/huggingface/safetensors#format
 """
 
@@ -11,7 +12,6 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import mmap
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -28,9 +28,10 @@ DTYPES: Mapping[str, tuple[str, np.dtype[Any]]] = {
     "float32": ("F32", np.dtype(np.float32)),
 }
 INDEX = "model.safetensors.index.json"
-# A window of a tensor that is mapped at once; it counts as resident while it is written.
-WINDOW_BYTES = 16 * 2**20
-_READ_BYTES = 4 * 2**20
+_SCRATCH_BYTES = 512 * 1024
+# An exponent of all ones is infinity or not-a-number: the unsigned type of the bits, and the exponent's place.
+_EXPONENT = {"bfloat16": (np.uint16, 0x7F80), "float32": (np.uint32, 0x7F800000)}
+_READ_BYTES = 2**20
 
 
 @dataclass(frozen=True)
@@ -75,8 +76,16 @@ def index_json(shards: Sequence[Shard]) -> dict[str, object]:
     return {"metadata": {"total_size": total}, "weight_map": dict(sorted(weight_map.items()))}
 
 
+@dataclass(frozen=True)
+class Part:
+    """Values of a tensor and where they begin, both in its `axes` (before neighbouring axes are joined)."""
+
+    start: tuple[int, ...]
+    values: np.ndarray[Any, Any]
+
+
 class ShardFile:
-    """One shard while it is written: values by `write`, then `settle` for each finished range, in order of the file."""
+    """One shard while it is written: values by `write`, then `settle` for finished ranges, in order."""
 
     def __init__(self, shard: Shard, path: Path) -> None:
         self.shard = shard
@@ -88,31 +97,47 @@ class ShardFile:
         self._file.truncate(shard.size)
         self._file.flush()
 
-    def write(self, tensor: Tensor, start: Sequence[int], values: np.ndarray[Any, Any]) -> None:
-        """Put `values` at `start` of the tensor, in its `axes` (before neighbouring axes are joined)."""
+    def write(self, tensor: Tensor, parts: Sequence[Part]) -> bool:
+        """Write parts that follow one another on the last of the tensor's `axes` and agree on all others.
+
+        Where they cover whole rows nothing is read back; else the rest of the rows is kept as it is in the file.
+
+        Returns:
+          Whether all values written are finite.
+        """
+        if len(tensor.axes) == 1 and len(parts) > 1:
+            finite = [self.write(tensor, [part]) for part in parts]
+            return all(finite)
         begin = self.shard.ranges[tensor.name][0]
-        row = math.prod(tensor.axes[1:]) * values.itemsize
-        step = max(1, WINDOW_BYTES // max(1, row))
-        inner = tuple(slice(a, a + n) for a, n in zip(start[1:], values.shape[1:], strict=True))
-        for first in range(0, values.shape[0], step):
-            part = values[first : first + step]
-            offset = begin + (start[0] + first) * row
-            aligned = offset - offset % mmap.ALLOCATIONGRANULARITY
-            with mmap.mmap(self._file.fileno(), offset - aligned + len(part) * row, offset=aligned) as window:
-                rows = np.ndarray((len(part), *tensor.axes[1:]), values.dtype, window, offset - aligned)
-                rows[(slice(None), *inner)] = part
-                del rows  # the window cannot be unmapped while an array looks into it
+        bits, exponent = _EXPONENT[parts[0].values.dtype.name]
+        extent = (*parts[0].values.shape[:-1], sum(part.values.shape[-1] for part in parts))
+        whole = extent[1:] == tensor.axes[1:]
+        row = math.prod(tensor.axes[1:])
+        step = max(1, _SCRATCH_BYTES // max(1, row * parts[0].values.itemsize))
+        scratch = np.empty((min(step, extent[0]), row), bits)
+        masked = np.empty_like(scratch)
+        finite = True
+        for first in range(0, extent[0], step):
+            rows = scratch[: min(step, extent[0] - first)]
+            offset = begin + (parts[0].start[0] + first) * row * rows.itemsize
+            if not whole:
+                _read_exactly(self._file.fileno(), rows, offset)
+            window = rows.reshape(-1, *tensor.axes[1:])
+            for part in parts:
+                inner = [slice(a, a + n) for a, n in zip(part.start[1:], part.values.shape[1:], strict=True)]
+                window[(slice(None), *inner)] = part.values.view(bits)[first : first + len(rows)]
+            finite = finite and int(np.bitwise_and(rows, exponent, out=masked[: len(rows)]).max()) < exponent
+            _write_exactly(self._file.fileno(), rows, offset)
+        return finite
 
     def settle(self, upto: int) -> None:
         """Hash and flush to disk what lies before byte `upto`, which is not written again."""
-        position = self._settled
-        while position < upto:
-            data = os.pread(self._file.fileno(), min(_READ_BYTES, upto - position), position)
-            if not data:
-                raise OSError(f"{self.path}: ends at byte {position}, {upto} were written")
-            self._digest.update(data)
-            position += len(data)
-        self._settled = position
+        buffer = np.empty(_READ_BYTES, np.uint8)
+        while self._settled < upto:
+            piece = buffer[: upto - self._settled]
+            _read_exactly(self._file.fileno(), piece, self._settled)
+            self._digest.update(piece)
+            self._settled += len(piece)
         os.fdatasync(self._file.fileno())
 
     def finish(self) -> str:
@@ -125,6 +150,24 @@ class ShardFile:
     def close(self) -> None:
         """Close the file, finished or not."""
         self._file.close()
+
+
+def _read_exactly(file: int, target: np.ndarray[Any, Any], offset: int) -> None:
+    """Fill an array from a file; the file is long enough by construction."""
+    view = memoryview(target).cast("B")
+    done = 0
+    while done < len(view):
+        count = os.preadv(file, [view[done:]], offset + done)
+        if not count:
+            raise OSError(f"the file ends at byte {offset + done}")
+        done += count
+
+
+def _write_exactly(file: int, source: np.ndarray[Any, Any], offset: int) -> None:
+    view = memoryview(source).cast("B")
+    done = 0
+    while done < len(view):
+        done += os.pwrite(file, view[done:], offset + done)
 
 
 def _shard(name: str, tensors: Sequence[Tensor], code: str, dtype: np.dtype[Any]) -> Shard:

@@ -85,7 +85,7 @@ def _ended_on_request(attempt: dict[str, Any]) -> bool:
 
 
 class AttemptLog:
-    """stdout and stderr of this process, also in `attempts/<n>/<name>.log`: a `tee` child survives a kill of this one."""
+    """stdout and stderr of this process, also in `attempts/<n>/<name>.log`: a `tee` child outlives this one."""
 
     def __init__(self, run: Run, name: str) -> None:
         folder = local_folder(run)

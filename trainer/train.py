@@ -37,12 +37,14 @@ def _train(session: TrainerSession) -> int:
     run = session.run
     result, _ = proven_result(run)
     if result is not None:
-        return session.end(0, f"already complete: step {result.final_step} is proven; nothing was done", step=result.final_step)
+        return session.end(
+            0, f"already complete: step {result.final_step} is proven; nothing was done", step=result.final_step
+        )
     allowed = run.spec.patience.attempts_without_progress
     if starts_without_progress(session.attempt.proven_at_start, session.proven_step) >= allowed:
         raise LimitSpent(
-            f"recovery.attempts_without_progress ({allowed}) is spent: as many starts of the trainer brought no new proven "
-            f"checkpoint; the logs are in {run.path(names.attempts('train'))}"
+            f"recovery.attempts_without_progress ({allowed}) is spent: as many starts of the trainer brought no new "
+            f"proven checkpoint; the logs are in {run.path(names.attempts('train'))}"
         )
     began = time.monotonic()
     from . import hardware

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from ...runs import records, run
 from ...runs.errors import BadInput, Exists, Infrastructure, Problem
@@ -39,7 +39,12 @@ class LocalPlatform:
         self._check_host()
         if self._state("slices") is not None:
             return
-        intent = {"run_id": self._run.run_id, "platform": "local", "state": "requested", "host": socket.gethostname()}
+        intent: dict[str, Any] = {
+            "run_id": self._run.run_id,
+            "platform": "local",
+            "state": "requested",
+            "host": socket.gethostname(),
+        }
         intent |= {"wanted": self._run.spec.slices.count, "slices": [], "pid": None, "started": None}
         try:
             self._run.store.create(run.SLICES, records.dump(intent))
@@ -57,7 +62,9 @@ class LocalPlatform:
             if state["ending"]:
                 return SliceState("failed", 0, wanted, f"the slices are being released: {state['ending']}")
             ready = int(state["ready"])
-            kind = "ready" if ready == wanted else "partly" if ready else "requested"
+            kind: Literal["ready", "partly", "requested"] = (
+                "ready" if ready == wanted else "partly" if ready else "requested"
+            )
             return SliceState(kind, ready, wanted, f"{ready} of {wanted} slices ready")
         record = self._run.read(run.SLICES)
         if record is None:
@@ -93,7 +100,9 @@ class LocalPlatform:
         name = "slices" if job.slices else job.name
         if self._state(name) is None:
             if job.slices:
-                raise Infrastructure(f"{job.name} needs slices, and there are none: {self.slices().detail or 'provision first'}")
+                raise Infrastructure(
+                    f"{job.name} needs slices, and there are none: {self.slices().detail or 'provision first'}"
+                )
             self._start_supervisor(name)
         ask(control_socket(self._folder, name), "launch", job=job.name, argv=list(job.argv))
 
@@ -162,7 +171,9 @@ class LocalPlatform:
         record = self._run.read(run.SLICES)
         here = socket.gethostname()
         if record and record.get("state") != "released" and record.get("host", here) != here:
-            raise Infrastructure(f"the slices of this run are processes of host {record['host']}, this is {here}; go there")
+            raise Infrastructure(
+                f"the slices of this run are processes of host {record['host']}, this is {here}; go there"
+            )
 
     def _pids(self, name: str, state: dict[str, Any] | None, record: dict[str, Any]) -> list[ProcessId]:
         from .processes import identify

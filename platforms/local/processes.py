@@ -1,4 +1,4 @@
-"""Processes of the local platform: born so that they die with their parent, named so that a reused pid is not mistaken."""
+"""Processes of the local platform: they die with their parent, and a reused pid is not mistaken for one of them."""
 
 from __future__ import annotations
 
@@ -27,7 +27,8 @@ class ProcessId:
 
         try:
             process = psutil.Process(self.pid)
-            return abs(process.create_time() - self.started) < 1.0 and process.status() != psutil.STATUS_ZOMBIE
+            same = abs(process.create_time() - self.started) < 1.0
+            return same and bool(process.status() != psutil.STATUS_ZOMBIE)
         except psutil.NoSuchProcess:
             return False
         except psutil.AccessDenied:
@@ -44,7 +45,9 @@ def identify(pid: int) -> ProcessId:
         return ProcessId(pid, 0.0)
 
 
-def spawn_child(argv: Sequence[str], output: IO[bytes], env: Mapping[str, str] | None = None) -> subprocess.Popen[bytes]:
+def spawn_child(
+    argv: Sequence[str], output: IO[bytes], env: Mapping[str, str] | None = None
+) -> subprocess.Popen[bytes]:
     """Start a child that is killed when this process dies, in a session of its own (no Ctrl-C of a terminal)."""
     parent = os.getpid()
     libc = ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else None

@@ -257,7 +257,5 @@ def main() -> None:
         path.unlink(missing_ok=True)
 
 
-
-
 if __name__ == "__main__":
     main()

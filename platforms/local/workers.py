@@ -52,7 +52,9 @@ class Workers:
             worker.back_at = None if down == float("inf") else time.monotonic() + down
             worker.process, worker.ready, worker.lost, worker.down = None, False, True, None
             how = f"signal {-code}" if code < 0 else f"exit code {code}"
-            self._events.write("slice.lost", slice=index, pid=pid, how=how, back_in=None if worker.back_at is None else down)
+            self._events.write(
+                "slice.lost", slice=index, pid=pid, how=how, back_in=None if worker.back_at is None else down
+            )
             return True
         if worker.process is None:
             if worker.back_at is None or time.monotonic() < worker.back_at:

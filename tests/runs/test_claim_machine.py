@@ -242,4 +242,4 @@ class Claims(RuleBasedStateMachine):
 
 
 TestClaims = Claims.TestCase
-TestClaims.settings = settings(max_examples=200, stateful_step_count=40, deadline=None)
+TestClaims.settings = settings(max_examples=400, stateful_step_count=40, deadline=None)

@@ -1,0 +1,117 @@
+"""Commands by which a person acts on a run, whoever drives it: cancel, release, verify, kill-slice."""
+
+from __future__ import annotations
+
+from rich.console import Console
+from rich.table import Table
+
+from ..platforms.base import open_platform
+from ..runs import person, proof, published
+from ..runs import run as names
+from ..runs.claim import read_claim
+from ..runs.driver import stop_by_person
+from ..runs.errors import BadInput, ElasticTPUError, ExitCode, Infrastructure, NotFound
+from ..runs.events import EventLog
+from ..runs.result import proven_result, read_result
+from ..runs.run import Run, open_run
+from ..runs.status import load_status
+
+
+def cancel(uri: str) -> None:
+    """Write a stop into the claim as it is, and say who drives the run."""
+    run = open_run(uri)
+    claim = _stop(run)
+    status = load_status(run.read(names.STATUS))
+    where = f"; training is at step {status.step}" if status is not None and status.phase != "ended" else ""
+    console = Console(soft_wrap=True, highlight=False)
+    if claim == "done":
+        console.print("the run is over already; nothing to stop")
+    else:
+        console.print(f"stop asked for{where}. {claim} drives the run, sees it, and gives the slices back.")
+
+
+def _stop(run: Run) -> str:
+    try:
+        log = EventLog(run.store, "person")
+        claim = stop_by_person(run.store, person.holder(), on_event=log.hook)
+    except NotFound as error:
+        raise BadInput(f"{run.uri}: nobody has driven this run; there is nothing to cancel") from error
+    return "done" if claim.state == "done" else claim.holder
+
+
+def release(uri: str) -> int:
+    """Stop, give everything back, and show what was there."""
+    run = open_run(uri)
+    if read_claim(run.store) is not None:
+        _stop(run)
+    report = open_platform(run).release()
+    table = Table("object", "existed", "deleted", "left", box=None, pad_edge=False)
+    for name in report.existed:
+        table.add_row(name, "yes", "yes" if name in report.deleted else "no", "")
+    for name in report.left:
+        table.add_row(name, "yes", "no", "LEFT")
+    console = Console(highlight=False)
+    if table.row_count:
+        console.print(table)
+    else:
+        console.print("nothing was held; nothing to release")
+    if report.left:
+        raise Infrastructure(f"not released: {', '.join(report.left)}")
+    return 0
+
+
+def verify(uri: str) -> int:
+    """Check every proof; each line says what was checked and whether it holds."""
+    run = open_run(uri)
+    console = Console(highlight=False, soft_wrap=True)
+    bad = 0
+
+    def tell(what: str, why: str) -> None:
+        nonlocal bad
+        bad += bool(why)
+        console.print(f"{'FAIL' if why else 'ok  '} {what}" + (f": {why}" if why else ""), markup=False)
+
+    steps = proof.recorded_steps(run.store)
+    for step in steps:
+        problems = proof.check(run.store, step)
+        tell(f"checkpoint {step}", "; ".join(problems[:3]))
+    if not steps:
+        tell("checkpoints", "none is proven")
+    if read_result(run) is not None:
+        tell("result", proven_result(run)[1])
+        if run.spec.export:
+            tell("export", _export_problems(run))
+        if run.spec.evaluate:
+            _tell_evaluation(run, tell)
+    else:
+        console.print("     no result yet: training is not complete")
+    return int(ExitCode.BUG) if bad else 0
+
+
+def _export_problems(run: Run) -> str:
+    manifest, why = published.export_of(run)
+    if manifest is None:
+        return why
+    folder = names.export(manifest["step"])
+    for name, entry in manifest["files"].items():
+        digest = run.store.digest(f"{folder}/{name}")
+        if digest.startswith("sha256:") and digest != f"sha256:{entry['sha256']}":
+            return f"{name} has other content than was published"
+    return ""
+
+
+def _tell_evaluation(run: Run, tell: object) -> None:
+    assert callable(tell)
+    try:
+        evaluation, why = published.evaluation_of(run)
+        tell("evaluation", why)
+        if evaluation is not None:
+            report = published.judge_gate(run, evaluation)
+            tell("gate", "" if report.passed else "; ".join(str(line) for line in report.lines))
+    except ElasticTPUError as error:
+        tell("evaluation", str(error))
+
+
+def kill_slice(uri: str, index: int, whole: bool) -> None:
+    """SIGKILL, with no notice."""
+    Console(highlight=False).print(open_platform(open_run(uri)).kill_slice(index, whole))

@@ -1,0 +1,122 @@
+"""What a person sees while a run goes on: a live line on a terminal, plain lines elsewhere."""
+
+from __future__ import annotations
+
+import time
+from types import TracebackType
+from typing import Protocol, Self
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn
+from rich.text import Text
+
+from ..runs.events import Event
+from ..runs.status import Status
+from ..runs.verdict import Verdict
+from . import story
+
+_PLAIN_EVERY = 10.0  # seconds between plain lines of progress
+
+
+class Display(Protocol):
+    """Shows what happens."""
+
+    def __enter__(self) -> Self: ...
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
+    def say(self, text: str) -> None:
+        """A line that stays."""
+
+    def event(self, event: Event) -> None:
+        """Something happened."""
+
+    def look(self, stage: str, verdict: Verdict, status: Status | None) -> None:
+        """Where the stage is now."""
+
+
+def progress_text(stage: str, verdict: Verdict, status: Status | None) -> str:
+    """Where a stage is, in a line."""
+    if stage != "train" or status is None:
+        return f"{stage}: {verdict.phase}" + (f", {verdict.reason}" if verdict.reason else "")
+    parts = [f"{status.phase}", f"step {max(status.step, 0)} of {status.steps}"]
+    if status.loss is not None:
+        parts.append(f"loss {status.loss:.3f}")
+    if status.step_seconds:
+        parts.append(f"{status.step_seconds:.2f} s a step")
+    if status.eta is not None and status.phase == "training":
+        parts.append(f"{_span(status.eta)} to go")
+    parts.append(f"slices {status.slices.active} of {status.slices.wanted}")
+    if status.reason and status.phase in ("waiting", "stopping"):
+        parts.append(status.reason)
+    return "train: " + ", ".join(parts)
+
+
+class PlainDisplay:
+    """Lines for a log file or a pipe: what changed, and progress from time to time."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._said = 0.0
+        self._last = ""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        return None
+
+    def say(self, text: str) -> None:
+        self._console.print(f"{time.strftime('%H:%M:%S')}  {text}", highlight=False, markup=False, soft_wrap=True)
+
+    def event(self, event: Event) -> None:
+        text = story.line(event)
+        if text is not None:
+            stamp = event.time.astimezone().strftime("%H:%M:%S")
+            self._console.print(f"{stamp}  {text}", highlight=False, markup=False, soft_wrap=True)
+
+    def look(self, stage: str, verdict: Verdict, status: Status | None) -> None:
+        phase = f"{stage} {verdict.phase} {status.phase if status and stage == 'train' else ''}"
+        if phase == self._last and time.monotonic() - self._said < _PLAIN_EVERY:
+            return
+        self._last, self._said = phase, time.monotonic()
+        self.say(progress_text(stage, verdict, status))
+
+
+class LiveDisplay(PlainDisplay):
+    """The same lines above, and one that moves below: a bar, step, loss, time to go, slices."""
+
+    def __init__(self, console: Console) -> None:
+        super().__init__(console)
+        columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(bar_width=30), MofNCompleteColumn())
+        self._bar = Progress(*columns, console=console)
+        self._task = self._bar.add_task("start", total=None)
+        self._text = Text("")
+        self._live = Live(Group(self._bar, self._text), console=console, refresh_per_second=8, transient=True)
+
+    def __enter__(self) -> Self:
+        self._live.__enter__()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._live.__exit__(None, None, None)
+
+    def look(self, stage: str, verdict: Verdict, status: Status | None) -> None:
+        if stage == "train" and status is not None:
+            self._bar.update(self._task, description="train", completed=status.step + 1, total=status.steps)
+        else:
+            self._bar.update(self._task, description=stage, completed=0, total=None)
+        self._text.plain = "  " + progress_text(stage, verdict, status)
+
+
+def make_display(console: Console | None = None) -> Display:
+    """The display that fits where the output goes."""
+    console = console or Console()
+    return LiveDisplay(console) if console.is_terminal else PlainDisplay(console)
+
+
+def _span(seconds: float) -> str:
+    minutes, rest = divmod(int(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes:02d} min" if hours else f"{minutes} min {rest:02d} s" if minutes else f"{rest} s"

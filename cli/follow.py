@@ -1,0 +1,146 @@
+"""`elastic-tpu run`: drive the stages of a run from this terminal, and leave nothing behind."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any
+
+from ..components.evaluate_checkpoint.step import STEP as EVALUATE
+from ..components.export_checkpoint.step import STEP as EXPORT
+from ..components.provision_slices.step import STEP as PROVISION
+from ..components.release_slices.step import STEP as RELEASE
+from ..components.stage import Stage, StageResult, Step, open_stage
+from ..components.train_elastic.step import STEP as TRAIN
+from ..runs import person
+from ..runs import run as names
+from ..runs.errors import ElasticTPUError, ExitCode, HeldByAnother
+from ..runs.events import EventReader
+from ..runs.run import Run
+from ..runs.status import load_status
+from .display import Display, make_display
+from .summary import summary
+
+STAGES: tuple[Step, ...] = (PROVISION, TRAIN, RELEASE, EXPORT, EVALUATE)
+_SAVE = 120.0  # seconds that a stopped trainer gets to save before the slices are taken from it
+
+
+def follow(source: str, take_over: bool) -> int:
+    """Drive a run to its end; returns the exit code."""
+    who = person.holder()
+    started = person.start(source, who)
+    run = started.run
+    with _sigterm_as_interrupt(), make_display() as display:
+        display.say(f"run {run.uri}" + (" (going on with it)" if started.resumed else ""))
+        driver = _Driver(run, who, take_over, display)
+        code = driver.drive()
+    for line in summary(run, driver.results, code, driver.error):
+        display.say(line) if code == ExitCode.INTERRUPTED else print(line)  # noqa: T201 - the command's own output
+    return code
+
+
+class _Driver:
+    def __init__(self, run: Run, who: str, take_over: bool, display: Display) -> None:
+        self._run, self._who, self._take_over, self._display = run, who, take_over, display
+        self._events = EventReader(run.store)
+        self._shown = len(self._events.all())
+        self.results: dict[str, StageResult] = {}
+        self.error: str = ""
+
+    def drive(self) -> int:
+        """All stages, then a release in any case."""
+        code = 0
+        try:
+            for step in STAGES:
+                self._stage(step)
+        except HeldByAnother as error:
+            self.error = str(error)
+            return int(error.code)  # nothing of the run is touched, the release included
+        except KeyboardInterrupt:
+            code, self.error = int(ExitCode.INTERRUPTED), "interrupted"
+        except ElasticTPUError as error:
+            code, self.error = int(error.code), str(error)
+        if code:
+            self._give_back()
+        self._tell_events()
+        return code
+
+    def _stage(self, step: Step) -> None:
+        stage = self._open(step)
+        try:
+            stage.submit()
+            self._watch(stage)
+        except KeyboardInterrupt:
+            self._cancel(stage)
+            raise
+        self.results[step.name] = stage.collect()
+        self._tell_events()
+        self._display.say(f"{step.name}: {self.results[step.name].summary}")
+
+    def _watch(self, stage: Stage, until: float | None = None) -> None:
+        while True:
+            verdict = stage.poll()
+            self._tell_events()
+            self._display.look(stage.name, verdict, load_status(self._run.read(names.STATUS)))
+            if verdict.done or (until is not None and time.monotonic() > until):
+                return
+            time.sleep(stage.interval)
+
+    def _cancel(self, stage: Stage) -> None:
+        self._display.say(
+            "stopping: training saves and ends, then the slices are given back (Ctrl-C again: do not wait)"
+        )
+        try:
+            stage.cancel(0.0, by=self._who)
+            if stage.name == "train":
+                self._watch(stage, until=time.monotonic() + _SAVE)
+        except (ElasticTPUError, KeyboardInterrupt) as error:
+            self._display.say(str(error) or "not waiting for the save")
+
+    def _give_back(self) -> None:
+        with _ignoring_interrupts(self._display):
+            try:
+                release = self._open(RELEASE)
+                release.submit()
+                release.poll()
+                self.results["release"] = release.collect()
+            except ElasticTPUError as error:
+                self.error += f"; release: {error}"
+
+    def _open(self, step: Step) -> Stage:
+        return open_stage(step, self._run.uri, self._who, take_over=self._take_over and step is PROVISION)
+
+    def _tell_events(self) -> None:
+        events = self._events.all()
+        for event in events[self._shown :]:
+            self._display.event(event)
+        self._shown = len(events)
+
+
+@contextmanager
+def _sigterm_as_interrupt() -> Iterator[None]:
+    """SIGTERM ends everything in order, as Ctrl-C does."""
+
+    def interrupt(signum: int, frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    before: Any = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+@contextmanager
+def _ignoring_interrupts(display: Display) -> Iterator[None]:
+    def say(signum: int, frame: FrameType | None) -> None:
+        display.say("the slices are being given back; this is not interrupted")
+
+    before: Any = signal.signal(signal.SIGINT, say)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)

@@ -1,0 +1,166 @@
+"""`elastic-tpu`: plan, run, watch, cancel and check elastic training runs.
+
+Exit codes: 0 complete, 64 bad spec or input, 65 the gate did not pass, 69 held by another, 70 a bug, 75 infrastructure
+(running again resumes), 76 ended on request, 77 a limit of the spec is spent, 130 Ctrl-C.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from enum import StrEnum
+from functools import wraps
+from typing import Annotated, Any
+
+import typer
+
+from ..runs.errors import ElasticTPUError, ExitCode
+
+app = typer.Typer(
+    help=__doc__,
+    no_args_is_help=True,
+    rich_markup_mode="rich",
+    context_settings={"help_option_names": ["-h", "--help"]},
+    pretty_exceptions_enable=False,
+    add_completion=False,
+)
+
+RunArgument = Annotated[str, typer.Argument(help="The run directory, as `elastic-tpu run` printed it.", metavar="RUN")]
+
+
+class Via(StrEnum):
+    """Who drives the stages."""
+
+    cli = "cli"
+
+
+def _reports(command: Callable[..., int | None]) -> Callable[..., None]:
+    """Turn an expected error into one clear message and its exit code."""
+
+    @wraps(command)
+    def wrapper(*args: Any, **kwargs: Any) -> None:
+        try:
+            code = command(*args, **kwargs) or 0
+        except ElasticTPUError as error:
+            _say_error(str(error))
+            code = int(error.code)
+        except KeyboardInterrupt:
+            code = int(ExitCode.INTERRUPTED)
+        except BrokenPipeError:
+            code = 0
+        raise typer.Exit(code)
+
+    return wrapper
+
+
+def _say_error(text: str) -> None:
+    lines = text.splitlines() or ["unknown"]
+    head = "error: " if len(lines) == 1 else f"error: {len(lines)} problems\n  "
+    print(head + "\n  ".join(lines), file=sys.stderr)  # noqa: T201 - a command's own output
+
+
+@app.command(epilog="Example:  elastic-tpu plan examples/local.yaml")
+@_reports
+def plan(
+    spec: Annotated[str, typer.Argument(help="The run spec (YAML file or gs:// URI).")],
+    as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
+) -> None:
+    """Resolve a spec and show what it would take, set and cost. Nothing is created."""
+    from . import show
+
+    show.plan(spec, as_json)
+
+
+@app.command(
+    epilog="Example:  elastic-tpu run examples/local.yaml\n\nAn unfinished run:  elastic-tpu run runs-demo/my-run"
+)
+@_reports
+def run(
+    spec: Annotated[str, typer.Argument(help="The run spec, or the directory of a run to go on with.")],
+    via: Annotated[Via, typer.Option(help="Who drives the stages.")] = Via.cli,
+    take_over: Annotated[bool, typer.Option("--take-over", help="Take the run from whoever drives it.")] = False,
+) -> int:
+    """Provision, train, release, export and evaluate; follow to the end.
+
+    Safe to repeat: what is complete is not done again, what still runs is adopted. Ctrl-C stops training with a saved
+    checkpoint and gives the slices back; Ctrl-C again does not wait for the save.
+    """
+    from .follow import follow
+
+    del via
+    return follow(spec, take_over)
+
+
+@app.command(epilog="Example:  elastic-tpu status runs-demo/my-run --watch")
+@_reports
+def status(
+    run: RunArgument,
+    watch: Annotated[bool, typer.Option("--watch", "-w", help="Look again until the run is over.")] = False,
+) -> None:
+    """Show where a run is: phase, step, loss, slices, recoveries, who drives it."""
+    from . import show
+
+    show.status(run, watch)
+
+
+@app.command(epilog="Example:  elastic-tpu logs runs-demo/my-run --follow")
+@_reports
+def logs(
+    run: RunArgument,
+    job: Annotated[str, typer.Option(help="train, export or evaluate.")] = "train",
+    attempt: Annotated[int | None, typer.Option(help="Number of the attempt; the newest by default.")] = None,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the run is over.")] = False,
+) -> None:
+    """Print a job's log."""
+    from . import show
+
+    show.logs(run, job, attempt, follow)
+
+
+@app.command(epilog="Example:  elastic-tpu cancel runs-demo/my-run")
+@_reports
+def cancel(run: RunArgument) -> None:
+    """Ask training to save and end. Whoever drives the run gives the slices back."""
+    from . import act
+
+    act.cancel(run)
+
+
+@app.command(epilog="Example:  elastic-tpu release runs-demo/my-run")
+@_reports
+def release(run: RunArgument) -> int:
+    """Stop the run and give its slices back, whoever drives it; shows what was there and what is left."""
+    from . import act
+
+    return act.release(run)
+
+
+@app.command(epilog="Example:  elastic-tpu verify runs-demo/my-run")
+@_reports
+def verify(run: RunArgument) -> int:
+    """Check every proof of a run against storage: checkpoints, result, export, evaluation and gate."""
+    from . import act
+
+    return act.verify(run)
+
+
+@app.command("kill-slice", epilog="Example:  elastic-tpu kill-slice runs-demo/my-run 1")
+@_reports
+def kill_slice(
+    run: RunArgument,
+    index: Annotated[int, typer.Argument(help="Number of the slice, from 0.", metavar="SLICE")],
+    whole: Annotated[bool, typer.Option("--whole", help="Kill every worker of the slice.")] = False,
+) -> None:
+    """Kill a slice's worker without notice, to rehearse its loss."""
+    from . import act
+
+    act.kill_slice(run, index, whole)
+
+
+def main() -> None:
+    """Entry point of the console script."""
+    app(prog_name="elastic-tpu")
+
+
+if __name__ == "__main__":
+    main()

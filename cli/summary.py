@@ -1,0 +1,64 @@
+"""The end of a run, told in at most 25 lines."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import UTC, datetime
+
+from ..components.stage import StageResult
+from ..runs import goodput
+from ..runs.errors import ElasticTPUError
+from ..runs.events import EventReader
+from ..runs.published import evaluation_of, judge_gate
+from ..runs.result import read_result
+from ..runs.run import Run
+
+
+def summary(run: Run, results: Mapping[str, StageResult], code: int, error: str) -> list[str]:
+    """What happened, what came out, and what is left."""
+    lines = ["", f"run            {run.uri}"]
+    events = EventReader(run.store).all()
+    story = goodput.measure(events, datetime.now(UTC))
+    for number, recovery in enumerate(story.recoveries[-4:], start=max(1, len(story.recoveries) - 3)):
+        seconds = recovery.seconds
+        where = "in the same process" if recovery.in_process else "in a new process"
+        lines += [
+            f"recovery {number}     {recovery.cause}: killed at step {recovery.reached}, restored {recovery.restored}, "
+            f"{recovery.steps_lost} steps lost, {where}",
+            "               "
+            + ", ".join(f"{part.replace('_', ' ')} {seconds[part]:.1f} s" for part in goodput.RECOVERY_PARTS),
+        ]
+    result = read_result(run)
+    if result is not None:
+        simulated = " (simulated slices)" if run.spec.platform == "local" else ""
+        share = "" if result.goodput is None else f", goodput {100 * result.goodput:.0f} %{simulated}"
+        lines.append(f"training       step {result.final_step} proven, {result.recoveries} recoveries{share}")
+        kinds = ", ".join(f"{k.replace('_', ' ')} {v:.1f}" for k, v in result.seconds_by_kind.items() if v >= 0.05)
+        lines.append(f"seconds        {kinds}")
+    lines += _evaluation(run)
+    if "export" in results and "model" in results["export"].values:
+        lines.append(f"model          {results['export'].values['model']}")
+    if "release" in results:
+        lines.append(f"slices         {results['release'].summary}")
+    if code:
+        lines.append(f"not complete   exit code {code}: {error}")
+    return lines
+
+
+def _evaluation(run: Run) -> list[str]:
+    try:
+        evaluation, _ = evaluation_of(run)
+        if evaluation is None:
+            return []
+        report = judge_gate(run, evaluation)
+    except ElasticTPUError as error:
+        return [f"evaluation     {error}"]
+    heldout = evaluation["metrics"].get("heldout")
+    if not heldout:
+        return []
+    lines = [
+        f"held-out       loss {heldout['loss']:.4f} a token, perplexity {heldout['perplexity']:.2f}, "
+        f"{heldout['bits_per_byte']:.3f} bits a byte",
+        f"               {heldout['tokens']} tokens; a model that knows nothing: loss {heldout['uniform_loss']:.4f}",
+    ]
+    return lines + [f"gate           {line}" for line in report.lines]
