@@ -65,8 +65,19 @@ class _Driver:
             code, self.error = int(error.code), str(error)
         if code:
             self._give_back()
+        else:
+            code, self.error = self._rehearsed()
         self._tell_events()
         return code
+
+    def _rehearsed(self) -> tuple[int, str]:
+        """Faults that were to be rehearsed and did not happen make a run that proves nothing."""
+        faults = self._run.spec.local.faults if self._run.spec.platform == "local" else []
+        done = {entry.name for entry in self._run.store.list("local/faults/")}
+        missing = [i for i in range(len(faults)) if f"local/faults/{i}.json" not in done]
+        if missing:
+            return int(ExitCode.BUG), f"local.faults {missing} did not happen: training was over too soon"
+        return 0, ""
 
     def _stage(self, step: Step) -> None:
         stage = self._open(step)
@@ -106,7 +117,7 @@ class _Driver:
                 release = self._open(RELEASE)
                 release.submit()
                 release.poll()
-                self.results["release"] = release.collect()
+                self.results.setdefault("release", release.collect())
             except ElasticTPUError as error:
                 self.error += f"; release: {error}"
 

@@ -94,7 +94,7 @@ class Stage(Protocol):
         """The result, once `poll` said done; raises the error that the verdict stands for."""
 
     def cancel(self, grace: float, by: str = "") -> None:
-        """Stop what the stage is for, if the run is mine; a take by the same holder within `grace` seconds undoes it."""
+        """Stop what the stage is for, if the run is mine; a take by the same holder in `grace` seconds undoes it."""
 
 
 def open_stage(step: Step, run: str, holder: str, instance: str | None = None, *, take_over: bool = False) -> Stage:

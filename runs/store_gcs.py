@@ -165,7 +165,7 @@ class GcsStore:
                 )
             except api.PreconditionFailed as error:
                 found = self._bucket.get_blob(key, timeout=timeout, retry=None) if lost else None
-                if found and (found.metadata or {}).get(WRITE_ID):
+                if found and (found.metadata or {}).get(WRITE_ID) == write_id:
                     return found
                 assert conflict is not None
                 raise conflict from error

@@ -6,7 +6,7 @@ import logging
 import time
 import traceback
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, Protocol
 
 from ..runs import goodput, proof
 from ..runs import run as names
@@ -58,7 +58,7 @@ def _train(session: TrainerSession) -> int:
     training = ElasticTraining(session, slices, maxtext_overrides(run.spec) | _of_this_machine(run))
     try:
         training.run()
-        return _finish(session, training)
+        return finish(session, training)
     finally:
         training.close()
 
@@ -71,7 +71,20 @@ def _of_this_machine(run: Run) -> dict[str, Any]:
     return {"jax_cache_dir": str(cache_folder())}
 
 
-def _finish(session: TrainerSession, training: Any) -> int:
+class Training(Protocol):
+    """What is asked of a training that ended in order."""
+
+    early_stop: bool
+
+    def settle(self) -> int | None:
+        """The newest proven step, with everything newer proven or set aside."""
+
+    @property
+    def trained_seconds(self) -> float:
+        """Wall seconds in steps since the last recovery."""
+
+
+def finish(session: TrainerSession, training: Training) -> int:
     """Training ended in order: prove what was saved, then say what it came to."""
     run, beat = session.run, session.heartbeat
     step, stop = beat.status.step, beat.stop

@@ -1,0 +1,212 @@
+"""A stand-in trainer: it speaks the run contract and trains nothing.
+
+It plays the trainer where the platform, a stage, the claim or an adapter is under test, in a second instead of a minute.
+Everything about the contract is the real thing (attempt, heartbeat and fence, events, proofs, result, exit codes, slices
+lost and back); only the model is not: its state is a hash chained over the steps, so that a step left out or done twice
+shows in the final checkpoint. Never used to show anything about MaxText, Orbax or JAX.
+
+In a spec:   local: {trainer: [<python>, <this file>, --step-seconds, "0.02", ...]}
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import os
+import signal
+import time
+from pathlib import Path
+
+from elastic_tpu.platforms.local.slices import LocalSlices
+from elastic_tpu.runs import published, records
+from elastic_tpu.runs import run as names
+from elastic_tpu.runs.errors import ElasticTPUError, ExitCode
+from elastic_tpu.runs.events import EventLog
+from elastic_tpu.runs.result import proven_result
+from elastic_tpu.runs.run import Run, open_run
+from elastic_tpu.runs.status import SliceCount
+from elastic_tpu.trainer.policy import starts_without_progress
+from elastic_tpu.trainer.prover import Prover
+from elastic_tpu.trainer.recovery import Recovering, StepTimes, after_a_dead_process
+from elastic_tpu.trainer.session import Attempt, AttemptLog, TrainerSession, leave
+from elastic_tpu.trainer.train import finish
+
+
+class StandIn:
+    """Steps, checkpoints and recoveries without a model."""
+
+    early_stop = False
+
+    def __init__(self, session: TrainerSession, args: argparse.Namespace) -> None:
+        self.session, self.args, self.run = session, args, session.run
+        self.beat = session.heartbeat
+        self.slices = LocalSlices(self.run.run_id, self.run.spec.slices.count)
+        self.prover = Prover(session, interval=0.1)
+        self.times = StepTimes()
+        self.recovering: Recovering | None = after_a_dead_process(session.before)
+
+    def settle(self) -> int | None:
+        return self.prover.settle()
+
+    @property
+    def trained_seconds(self) -> float:
+        return self.times.total
+
+    def train(self) -> None:
+        self.beat.update(phase="waiting", slices=SliceCount(0, self.run.spec.slices.count))
+        self.beat.wait_until_held()
+        while not self._attempt():
+            pass
+        self.prover.close()
+
+    def _attempt(self) -> bool:
+        wanted = self.run.spec.slices.minimum
+        while len(self.slices.alive()) < wanted:
+            time.sleep(0.02)
+        held = self.slices.hold(self.slices.alive())
+        if self.recovering:
+            self.recovering.ready = time.monotonic()
+        self.beat.update(phase="restoring", slices=SliceCount(len(held), self.run.spec.slices.count))
+        proven = self.prover.settle()
+        state = "" if proven is None else json.loads(self._folder(proven).joinpath("state.json").read_text())["state"]
+        step = 0 if proven is None else proven + 1
+        if self.recovering:
+            self.recovering.training, self.recovering.restored = time.monotonic(), step - 1
+        self.times = StepTimes()
+        self.beat.update(phase="training", step=step - 1)
+        self.prover.resume()
+        return self._steps(step, state)
+
+    def _steps(self, step: int, state: str) -> bool:
+        steps = self.run.spec.train.steps
+        first = True
+        while step < steps:
+            began = time.monotonic()
+            time.sleep(self.args.step_seconds)
+            if lost := self.slices.lost():
+                self._lost(sorted(lost))
+                return False
+            if self.args.hang_at == step:
+                signal.pause()
+            state = hashlib.sha256(f"{state}{step}".encode()).hexdigest()
+            self.times.add(step, time.monotonic() - began)
+            self.beat.update(step=step, loss=5.0 / (step + 1), step_seconds=0.02, trained_seconds=self.times.total)
+            if first:
+                first = False
+                self._told_first_step(step)
+            stop = self.beat.stop
+            if step % self.run.spec.checkpoint.every == 0 or step == steps - 1 or stop:
+                self._save(step, state)
+            if self.args.exit_at and step == self.args.exit_at[0] and self.session.attempt.number <= self.args.exit_times:
+                if self.args.exit_at[1] < 0:
+                    os.kill(os.getpid(), -self.args.exit_at[1])
+                leave(self.session.end(self.args.exit_at[1], f"told to exit at step {step}"))
+            if stop:
+                self.beat.update(phase="stopping")
+                return True
+            step += 1
+        return True
+
+    def _told_first_step(self, step: int) -> None:
+        if self.recovering:
+            data = self.recovering.finished(time.monotonic())
+            self.recovering = None
+            self.session.event("recovery.finished", step=step, **data)
+        else:
+            self.session.event("train.first_step", step=step)
+
+    def _lost(self, lost: list[int]) -> None:
+        now, reached = time.monotonic(), self.beat.status.step
+        self.recovering = Recovering(f"slice {lost} lost", lost, reached, now, 0.0, self.times)
+        self.beat.update(phase="waiting", recovery=self.beat.status.recovery + 1, reason=self.recovering.cause)
+        self.session.event(
+            "recovery.started", step=reached, cause=self.recovering.cause, slices=lost, trained_seconds=self.times.total
+        )
+
+    def _folder(self, step: int) -> Path:
+        return Path(self.run.uri) / names.checkpoint(step)
+
+    def _save(self, step: int, state: str) -> None:
+        if self._folder(step).exists():
+            return
+        self.beat.confirm()
+        temporary = self._folder(step).with_name(f"{step}.orbax-checkpoint-tmp")
+        temporary.mkdir(parents=True, exist_ok=True)
+        (temporary / "state.json").write_text(json.dumps({"state": state, "step": step}))
+        (temporary / "commit_success.txt").write_text("ok")
+        temporary.rename(self._folder(step))
+        self.prover.saved(step)
+
+
+def train(run: Run, args: argparse.Namespace) -> int:
+    session = TrainerSession(run)
+    session.catch_sigterm()
+    try:
+        if proven_result(run)[0] is not None:
+            return session.end(0, "already complete")
+        allowed = run.spec.patience.attempts_without_progress
+        if starts_without_progress(session.attempt.proven_at_start, session.proven_step) >= allowed:
+            return session.end(ExitCode.LIMIT_SPENT, "recovery.attempts_without_progress is spent")
+        training = StandIn(session, args)
+        training.train()
+        return finish(session, training)
+    except ElasticTPUError as error:
+        return session.end(error.code, str(error))
+
+
+def cpu_job(run: Run, job: str, args: argparse.Namespace) -> int:
+    attempt = Attempt(run, job, None)
+    log = AttemptLog(run, f"{attempt.folder}/{attempt.number}/{job}.log")
+    events = EventLog(run.store, job, attempt.number)
+    time.sleep(args.job_seconds)
+    if args.fail_job == job:
+        print(f"error: {job} was told to fail")
+        log.close()
+        return int(ExitCode.BUG)
+    result, why = proven_result(run)
+    assert result is not None, why
+    if job == "export":
+        folder = names.export(result.final_step)
+        data = json.dumps({"model": result.final_step}).encode()
+        run.store.put(f"{folder}/model.json", data)
+        files = {"model.json": {"size": len(data), "sha256": hashlib.sha256(data).hexdigest()}}
+        manifest = {"step": result.final_step, "spec_hash": run.spec_hash, "proof_digest": result.proof_digest}
+        digest = hashlib.sha256(records.canonical(files)).hexdigest()
+        run.store.put(f"{folder}/manifest.json", records.dump({**manifest, "files": files, "export_digest": digest}))
+        events.write("export.published", step=result.final_step, export_digest=digest, files=1)
+    else:
+        manifest, why = published.export_of(run)
+        assert manifest is not None, why
+        key = published.evaluation_key(manifest["export_digest"], "data", ["heldout"])
+        heldout = {"loss": args.loss, "perplexity": 2.0, "bits_per_byte": 1.0, "tokens": 10, "uniform_loss": 5.5}
+        record = {"key": key, "export_digest": manifest["export_digest"], "metrics": {"heldout": heldout}}
+        run.store.put(f"evaluation/{key}.json", records.dump(record))
+        events.write("evaluation.done", key=key)
+    log.close()
+    return 0
+
+
+def step_and_code(text: str) -> tuple[int, int]:
+    step, _, code = text.partition(":")
+    return int(step), int(code)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--step-seconds", type=float, default=0.02)
+    parser.add_argument("--job-seconds", type=float, default=0.0)
+    parser.add_argument("--exit-at", type=step_and_code, help="STEP:CODE, a negative code is a signal")
+    parser.add_argument("--exit-times", type=int, default=10**9, help="only in the first so many attempts")
+    parser.add_argument("--hang-at", type=int, default=-1)
+    parser.add_argument("--fail-job", default="")
+    parser.add_argument("--loss", type=float, default=1.0)
+    parser.add_argument("job", choices=["train", "export", "evaluate"])
+    parser.add_argument("--run", required=True)
+    args = parser.parse_args()
+    run = open_run(args.run)
+    leave(train(run, args) if args.job == "train" else cpu_job(run, args.job, args))
+
+
+if __name__ == "__main__":
+    main()
