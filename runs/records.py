@@ -19,8 +19,11 @@ def timestamp(when: datetime | None = None) -> str:
 
 
 def parse_time(text: str) -> datetime:
-    """The inverse of `timestamp`."""
-    return datetime.fromisoformat(text.replace("Z", "+00:00"))
+    """The inverse of `timestamp`. Raises ValueError, also for a time with no zone."""
+    when = datetime.fromisoformat(text.replace("Z", "+00:00"))
+    if when.tzinfo is None:
+        raise ValueError(f"{text!r} has no time zone")
+    return when
 
 
 def canonical(value: Any) -> bytes:
@@ -43,12 +46,23 @@ def load(data: bytes, name: str) -> dict[str, Any]:
     """
     try:
         record = json.loads(data)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise BadInput(f"{name}: not valid JSON ({error}); it was cut short or is not ours") from error
     if not isinstance(record, dict):
         raise BadInput(f"{name}: a JSON object was expected, not {type(record).__name__}")
-    if not isinstance(record.get("schema", SCHEMA), int) or record.get("schema", SCHEMA) > SCHEMA:
-        raise BadInput(
-            f"{name}: schema {record['schema']} is newer than {SCHEMA}, the newest this version reads; upgrade"
-        )
+    check_schema(record.get("schema", SCHEMA), name)
     return record
+
+
+def check_schema(schema: object, name: str) -> None:
+    """Refuse what a newer version of this package wrote.
+
+    Raises:
+      BadInput: names both schemas.
+    """
+    if not isinstance(schema, int):
+        raise BadInput(f"{name}: schema {schema!r} is not a number; the file is not ours, or was damaged")
+    if schema > SCHEMA:
+        raise BadInput(
+            f"{name}: schema {schema} is newer than {SCHEMA}, the newest this version reads; upgrade elastic-tpu"
+        )

@@ -8,50 +8,116 @@ what `spec.yaml` of the run directory holds and what the spec hash covers (contr
 from __future__ import annotations
 
 import hashlib
+import math
 import re
+from fractions import Fraction
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import (
+    AfterValidator,
     BaseModel,
     BeforeValidator,
     ConfigDict,
     Field,
     PlainSerializer,
     StringConstraints,
-    field_validator,
 )
 
 from . import gate, records
+from .errors import BadInput
 
-_UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+_UNITS = {"ms": Fraction(1, 1000), "s": Fraction(1), "m": Fraction(60), "h": Fraction(3600), "d": Fraction(86400)}
+_DURATION = re.compile(r"\s*([0-9]{1,20}(?:\.[0-9]{1,20})?)\s*(ms|s|m|h|d|)\s*")
+LONGEST_NAME = 100
+_LONGEST = 36500 * 86400.0
 
 
 def parse_duration(value: object) -> float:
     """Seconds from ``4h``, ``20m``, ``45s``, ``1.5d`` or a plain number of seconds."""
-    if isinstance(value, (int, float)) and not isinstance(value, bool):
-        seconds = float(value)
+    match = _DURATION.fullmatch(value) if isinstance(value, str) else None
+    if match:
+        # Exactly, so that what is written down and read again has the same hash.
+        seconds = float(Fraction(match[1]) * _UNITS[match[2] or "s"])
+    elif isinstance(value, (int, float)) and not isinstance(value, bool):
+        seconds = float(min(value, 2 * _LONGEST))
     else:
-        match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*(ms|s|m|h|d)\s*", str(value))
-        if not match:
-            raise ValueError("must be a duration such as 45s, 20m, 4h or 2d")
-        seconds = float(match[1]) * _UNITS[match[2]]
-    if not 0 < seconds < float("inf"):
+        raise ValueError("must be a duration such as 45s, 20m, 4h or 2d")
+    if not 0 < seconds:
         raise ValueError("must be a duration above zero")
+    if not 0.001 <= seconds <= _LONGEST:
+        raise ValueError("must be a duration between 1ms and 36500d")
     return seconds
 
 
 def format_duration(seconds: float) -> str:
     """The shortest exact way to write a duration: 14400 -> ``4h``."""
     for unit in ("d", "h", "m", "s"):
-        if seconds >= _UNITS[unit] and seconds % _UNITS[unit] == 0:
-            return f"{seconds / _UNITS[unit]:.0f}{unit}"
-    return f"{seconds * 1000:.0f}ms" if (seconds * 1000) % 1 == 0 else f"{seconds}s"
+        count = Fraction(seconds) / _UNITS[unit]
+        if count >= 1 and count.denominator == 1:
+            return f"{count}{unit}"
+    milliseconds = round(seconds * 1000)
+    return f"{milliseconds}ms" if milliseconds / 1000 == seconds else f"{seconds!r}s"
+
+
+def _whole(value: object) -> object:
+    """Numbers that came through a transport that knows only doubles (20.0, "20.0") are whole again; true is no 1."""
+    if isinstance(value, bool):
+        raise ValueError("must be a whole number")
+    if isinstance(value, str) and re.fullmatch(r"\s*[+-]?[0-9]{1,4000}\.0+\s*", value):
+        return value.strip().partition(".")[0]
+    return value
+
+
+def _text(value: str) -> str:
+    if "\0" in value or any("\ud800" <= letter <= "\udfff" for letter in value):
+        raise ValueError("must be plain text, with no null or surrogate characters")
+    return value
 
 
 Duration = Annotated[float, BeforeValidator(parse_duration), PlainSerializer(format_duration, return_type=str)]
-Name = Annotated[str, StringConstraints(strip_whitespace=True, min_length=1)]
+Name = Annotated[str, StringConstraints(strip_whitespace=True, min_length=1, max_length=4096), AfterValidator(_text)]
+Whole = Annotated[int, BeforeValidator(_whole)]
+RunName = Annotated[Name, StringConstraints(pattern=r"^[A-Za-z0-9{][A-Za-z0-9._{}-]*$", max_length=LONGEST_NAME)]
+LabelKey = Annotated[
+    str, StringConstraints(pattern=r"^([a-z0-9][a-z0-9.-]{0,251}/)?[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?$")
+]
 Label = Annotated[str, StringConstraints(pattern=r"^([A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?)?$")]
+
+
+def _plain(value: Any, depth: int = 0) -> Any:
+    """Only what JSON can hold: it is hashed, written to files and passed on as arguments."""
+    if depth > 32:
+        raise ValueError("is nested too deeply, or contains itself")
+    if isinstance(value, dict):
+        if any(not isinstance(key, str) for key in value):
+            raise ValueError("must have only text as keys; put quotes around the others")
+        for inner in value.values():
+            _plain(inner, depth + 1)
+    elif isinstance(value, list):
+        for inner in value:
+            _plain(inner, depth + 1)
+    elif isinstance(value, float) and not math.isfinite(value):
+        raise ValueError("must be a finite number")
+    elif isinstance(value, str):
+        _text(value)
+    elif value is not None and not isinstance(value, (bool, int, float)):
+        raise ValueError(f"must be text, a number, true or false, a list or a mapping, not a {type(value).__name__}")
+    return value
+
+
+Plain = Annotated[Any, AfterValidator(_plain)]
+
+
+def _condition(text: str) -> str:
+    try:
+        gate.parse_gate(text)
+    except BadInput as error:
+        raise ValueError(error.problems[0].cure if error.problems else str(error)) from error
+    return text
+
+
+Condition = Annotated[str, AfterValidator(_condition)]
 
 
 class _Section(BaseModel):
@@ -61,9 +127,9 @@ class _Section(BaseModel):
 class RunSection(_Section):
     """Who the run is: `<output>/<name>` is its directory."""
 
-    name: Annotated[Name, StringConstraints(pattern=r"^[A-Za-z0-9{][A-Za-z0-9._{}-]*$", max_length=100)]
+    name: RunName
     output: Name
-    labels: dict[str, Label] = Field(default_factory=dict)
+    labels: dict[LabelKey, Label] = Field(default_factory=dict)
 
 
 class Slices(_Section):
@@ -72,8 +138,8 @@ class Slices(_Section):
     type: Name | None = None
     machine_type: Name | None = None
     topology: Name | None = None
-    count: int = Field(ge=1)
-    min: int | None = Field(default=None, ge=1)
+    count: Whole = Field(ge=1, le=10_000)
+    min: Whole | None = Field(default=None, ge=1)
     capacity: Literal["on_demand", "spot", "reservation", "flex_start"] = "on_demand"
     reservation: Name | None = None
     queue: Name | None = None
@@ -103,15 +169,15 @@ class Data(_Section):
 class Train(_Section):
     """How long, and MaxText's own keys for everything else."""
 
-    steps: int = Field(ge=1)
-    maxtext: dict[str, Any] = Field(default_factory=dict)
+    steps: Whole = Field(ge=1, le=2**63 - 1)
+    maxtext: dict[str, Plain] = Field(default_factory=dict)
 
 
 class Checkpoint(_Section):
     """A checkpoint every so many steps; how many are kept (two at least, so that a bad one has a fallback)."""
 
-    every: int = Field(ge=1)
-    keep: int = Field(default=3, ge=2)
+    every: Whole = Field(ge=1)
+    keep: Whole = Field(default=3, ge=2)
 
 
 class Recovery(_Section):
@@ -119,8 +185,8 @@ class Recovery(_Section):
 
     wait_for_slices: Duration = 4 * 3600.0
     stalled_after: Duration = 20 * 60.0
-    attempts_without_progress: int = Field(default=3, ge=1)
-    head_restarts: int = Field(default=20, ge=0)
+    attempts_without_progress: Whole = Field(default=3, ge=1)
+    head_restarts: Whole = Field(default=20, ge=0)
     storage_timeout: Duration = 30 * 60.0
 
 
@@ -143,14 +209,7 @@ class Evaluate(_Section):
     """What is measured on the export, and what it must reach."""
 
     heldout: bool = True
-    gate: list[str] = Field(default_factory=list)
-
-    @field_validator("gate")
-    @classmethod
-    def _parse(cls, value: list[str]) -> list[str]:
-        for text in value:
-            gate.parse_gate(text)
-        return value
+    gate: list[Condition] = Field(default_factory=list)
 
 
 class Secret(_Section):
@@ -164,8 +223,8 @@ class Secret(_Section):
 class Fault(_Section):
     """A rehearsed slice loss: SIGKILL of the slice's worker once training is past a step."""
 
-    slice: int = Field(ge=0)
-    after_step: int = Field(ge=0)
+    slice: Whole = Field(ge=0)
+    after_step: Whole = Field(ge=0)
     down: Duration | Literal["forever"] = 3.0
 
 
@@ -175,7 +234,7 @@ class Local(_Section):
     restart_delay: Duration = 3.0
     unclaimed: Duration = 60.0
     faults: list[Fault] = Field(default_factory=list)
-    trainer: list[str] = Field(default_factory=list, description="command in place of `python -m elastic_tpu.trainer`")
+    trainer: list[Name] = Field(default_factory=list, description="command in place of `python -m elastic_tpu.trainer`")
 
 
 class Gke(_Section):
@@ -188,8 +247,8 @@ class Gke(_Section):
     service_account: Name | None = None
     image: Name | None = None
     ttl: Duration = 3600.0
-    head: dict[str, Any] = Field(default_factory=dict)
-    worker: dict[str, Any] = Field(default_factory=dict)
+    head: dict[str, Plain] = Field(default_factory=dict)
+    worker: dict[str, Plain] = Field(default_factory=dict)
 
 
 class RunSpec(_Section):
@@ -207,7 +266,7 @@ class RunSpec(_Section):
     limits: Limits = Limits()
     export: Export | Literal[False] = Export()
     evaluate: Evaluate | Literal[False] = Evaluate()
-    secrets: dict[str, Secret] = Field(default_factory=dict)
+    secrets: dict[Name, Secret] = Field(default_factory=dict)
     gke: Gke | None = None
     local: Local = Local()
 

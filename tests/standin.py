@@ -14,7 +14,6 @@ import argparse
 import hashlib
 import json
 import os
-import signal
 import time
 from pathlib import Path
 
@@ -54,6 +53,7 @@ class StandIn:
         return self.times.total
 
     def train(self) -> None:
+        time.sleep(self.args.start_seconds)
         self.beat.update(phase="waiting", slices=SliceCount(0, self.run.spec.slices.count))
         self.beat.wait_until_held()
         while not self._attempt():
@@ -87,8 +87,8 @@ class StandIn:
             if lost := self.slices.lost():
                 self._lost(sorted(lost))
                 return False
-            if self.args.hang_at == step:
-                signal.pause()
+            while self.args.hang_at == step:
+                time.sleep(3600)  # as a library that blocks for hours: deaf to SIGTERM and to a stop
             state = hashlib.sha256(f"{state}{step}".encode()).hexdigest()
             self.times.add(step, time.monotonic() - began)
             self.beat.update(step=step, loss=5.0 / (step + 1), step_seconds=0.02, trained_seconds=self.times.total)
@@ -195,6 +195,7 @@ def step_and_code(text: str) -> tuple[int, int]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--step-seconds", type=float, default=0.02)
+    parser.add_argument("--start-seconds", type=float, default=0.0, help="what importing MaxText would take")
     parser.add_argument("--job-seconds", type=float, default=0.0)
     parser.add_argument("--exit-at", type=step_and_code, help="STEP:CODE, a negative code is a signal")
     parser.add_argument("--exit-times", type=int, default=10**9, help="only in the first so many attempts")

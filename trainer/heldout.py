@@ -4,7 +4,7 @@ Each token of each document is scored exactly once, conditioned on what is befor
 sum over tokens divided by their number, never a mean of means. A document begins with one BOS (EOS where the tokenizer
 has no BOS). One that is longer than the window is cut into windows that score disjoint tokens, each with as much
 context as fits, as lm-eval's rolling likelihood does. Window, data, tokenizer and type belong to the metric and are
-recorded. Source of the traps: the group F of docs/faults in the tests' names.
+recorded.
 """
 
 from __future__ import annotations

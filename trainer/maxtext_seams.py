@@ -6,6 +6,7 @@ slice is spent on it.
 
 from __future__ import annotations
 
+import functools
 import importlib
 import importlib.metadata
 import inspect
@@ -105,12 +106,14 @@ def install(hooks: Hooks, manager: Any) -> MaxText:
     write = _original(metric_logger.MetricLogger, "write_metrics")
     describe = _original(maxtext_utils, "add_config_to_summary_writer")
 
+    @functools.wraps(iteration)
     def hooked_iteration(state: dict[str, Any], variables: dict[str, Any], fixed: dict[str, Any]) -> Any:
         def proceed() -> Any:
             return iteration(state, variables, fixed)
 
         return hooks.iteration(int(variables["step"]), state, variables, fixed, proceed)
 
+    @functools.wraps(save)
     def hooked_save(manager: Any, step: int, *args: Any, **kwargs: Any) -> Any:
         hooks.before_save(int(step))
         begun = save(manager, step, *args, **kwargs)
@@ -118,12 +121,14 @@ def install(hooks: Hooks, manager: Any) -> MaxText:
             hooks.saved(int(step))
         return begun
 
+    @functools.wraps(load)
     def hooked_load(*args: Any, **kwargs: Any) -> Any:
         hooks.before_restore()
         restored = load(*args, **kwargs)
         hooks.after_restore()
         return restored
 
+    @functools.wraps(write)
     def hooked_write(self: Any, metrics: Any, step: int, metric_type: str = "train") -> Any:
         done = write(self, metrics, step, metric_type)
         if metrics and metric_type == "train":
@@ -132,6 +137,7 @@ def install(hooks: Hooks, manager: Any) -> MaxText:
 
     described: list[str] = []
 
+    @functools.wraps(describe)
     def describe_once(config: Any, summary_writer: Any) -> None:
         # The configuration as hundreds of text entries for TensorBoard: once a process, not once a recovery.
         if config.run_name not in described:

@@ -106,8 +106,7 @@ class ShardFile:
           Whether all values written are finite.
         """
         if len(tensor.axes) == 1 and len(parts) > 1:
-            finite = [self.write(tensor, [part]) for part in parts]
-            return all(finite)
+            return min([self.write(tensor, [part]) for part in parts])
         begin = self.shard.ranges[tensor.name][0]
         bits, exponent = _EXPONENT[parts[0].values.dtype.name]
         extent = (*parts[0].values.shape[:-1], sum(part.values.shape[-1] for part in parts))

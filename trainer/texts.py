@@ -148,7 +148,7 @@ def _records(path: str, column: str) -> Iterator[Any]:
 def _array_record(path: str) -> Iterator[Any]:
     """A reader of one file; the library reads local files only, so one on a bucket is copied."""
     try:
-        from array_record.python.array_record_module import ArrayRecordReader
+        from array_record.python.array_record_module import ArrayRecordReader  # type: ignore[import-untyped]
     except ImportError as error:
         raise BadInput([Problem("data.eval", path, "needs the array_record package, or parquet files")]) from error
     with tempfile.TemporaryDirectory(prefix="elastic-tpu-evaluate-") as temporary:
