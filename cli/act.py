@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import shlex
+
 from rich.console import Console
 from rich.table import Table
 
 from ..platforms.base import open_platform
 from ..runs import person, proof, published
 from ..runs import run as names
-from ..runs.claim import read_claim
+from ..runs.claim import Claim, is_stale, read_claim
 from ..runs.driver import stop_by_person
 from ..runs.errors import BadInput, ElasticTPUError, ExitCode, Infrastructure, NotFound
 from ..runs.events import EventLog
@@ -20,37 +22,41 @@ from ..runs.status import load_status
 def cancel(uri: str) -> None:
     """Write a stop into the claim as it is, and say who drives the run."""
     run = open_run(uri)
+    before = read_claim(run.store)
+    driven = before is not None and not is_stale(before, run.store.now())
     claim = _stop(run)
     status = load_status(run.read(names.STATUS))
     where = f"; training is at step {status.step}" if status is not None and status.phase != "ended" else ""
     console = Console(soft_wrap=True, highlight=False)
-    if claim == "done":
+    if claim.state == "done":
         console.print("the run is over already; nothing to stop")
+    elif driven:
+        console.print(f"stop asked for{where}. {claim.holder} drives the run, sees it, and gives the slices back.")
     else:
-        console.print(f"stop asked for{where}. {claim} drives the run, sees it, and gives the slices back.")
+        console.print(f"stop asked for{where}. {claim.holder} drove the run and is gone, so give the slices back with")
+        console.print(f"  elastic-tpu release {shlex.quote(run.uri)}")
 
 
-def _stop(run: Run) -> str:
+def _stop(run: Run) -> Claim:
     try:
         log = EventLog(run.store, "person")
-        claim = stop_by_person(run.store, person.holder(), on_event=log.hook)
+        return stop_by_person(run.store, person.holder(), on_event=log.hook)
     except NotFound as error:
         raise BadInput(f"{run.uri}: nobody has driven this run; there is nothing to cancel") from error
-    return "done" if claim.state == "done" else claim.holder
 
 
 def release(uri: str) -> int:
     """Stop, give everything back, and show what was there."""
     run = open_run(uri)
-    if read_claim(run.store) is not None:
-        _stop(run)
+    console = Console(highlight=False, soft_wrap=True)
+    if read_claim(run.store) is not None and _stop(run).state == "stop":
+        console.print("stop asked for; what runs saves and ends, which may take a while")
     report = open_platform(run).release()
     table = Table("object", "existed", "deleted", "left", box=None, pad_edge=False)
     for name in report.existed:
         table.add_row(name, "yes", "yes" if name in report.deleted else "no", "")
     for name in report.left:
         table.add_row(name, "yes", "no", "LEFT")
-    console = Console(highlight=False)
     if table.row_count:
         console.print(table)
     else:

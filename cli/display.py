@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable
 from types import TracebackType
 from typing import Protocol, Self
 
@@ -17,6 +18,12 @@ from ..runs.verdict import Verdict
 from . import story
 
 _PLAIN_EVERY = 10.0  # seconds between plain lines of progress
+
+
+def print_rows(console: Console, rows: Iterable[tuple[str, str]]) -> None:
+    """Names and values, a line each, never wrapped: a path is to be copied, a pipe has no width."""
+    for name, text in rows:
+        console.print(Text(f"{name:<13} ", style="bold") + Text(text), soft_wrap=True)
 
 
 class Display(Protocol):

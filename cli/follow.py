@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import time
+import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
@@ -37,8 +38,8 @@ def follow(source: str, take_over: bool) -> int:
         display.say(f"run {run.uri}" + (" (going on with it)" if started.resumed else ""))
         driver = _Driver(run, who, take_over, display)
         code = driver.drive()
-    for line in summary(run, driver.results, code, driver.error):
-        display.say(line) if code == ExitCode.INTERRUPTED else print(line)  # noqa: T201 - the command's own output
+    for line in summary(run, driver.results, code, driver.error, superseded=driver.superseded):
+        print(line)  # noqa: T201 - the command's own output
     return code
 
 
@@ -47,8 +48,10 @@ class _Driver:
         self._run, self._who, self._take_over, self._display = run, who, take_over, display
         self._events = EventReader(run.store)
         self._shown = len(self._events.all())
+        self._term: int | None = None  # of the claim, once this process has it
         self.results: dict[str, StageResult] = {}
         self.error: str = ""
+        self.superseded = False
 
     def drive(self) -> int:
         """All stages, then a release in any case."""
@@ -57,15 +60,18 @@ class _Driver:
             for step in STAGES:
                 self._stage(step)
         except HeldByAnother as error:
-            self.error = str(error)
+            self.error, self.superseded = str(error), True
             return int(error.code)  # nothing of the run is touched, the release included
         except KeyboardInterrupt:
             code, self.error = int(ExitCode.INTERRUPTED), "interrupted"
         except ElasticTPUError as error:
             code, self.error = int(error.code), str(error)
-        if code:
+        except Exception as error:
+            code, self.error = int(ExitCode.BUG), f"a bug of elastic-tpu: {type(error).__name__}: {error}"
+            self._display.say(traceback.format_exc())
+        if code and self._term is not None:
             self._give_back()
-        else:
+        elif not code:
             code, self.error = self._rehearsed()
         self._tell_events()
         return code
@@ -82,7 +88,10 @@ class _Driver:
     def _stage(self, step: Step) -> None:
         stage = self._open(step)
         try:
-            stage.submit()
+            try:
+                stage.submit()
+            finally:
+                self._term = stage.term or self._term
             self._watch(stage)
         except KeyboardInterrupt:
             self._cancel(stage)
@@ -95,21 +104,36 @@ class _Driver:
         while True:
             verdict = stage.poll()
             self._tell_events()
+            if verdict.done:
+                return
             self._display.look(stage.name, verdict, load_status(self._run.read(names.STATUS)))
-            if verdict.done or (until is not None and time.monotonic() > until):
+            if until is not None and time.monotonic() > until:
+                self._display.say(f"the save is not done after {_SAVE:.0f} s; not waiting any longer")
                 return
             time.sleep(stage.interval)
 
     def _cancel(self, stage: Stage) -> None:
-        self._display.say(
-            "stopping: training saves and ends, then the slices are given back (Ctrl-C again: do not wait)"
-        )
+        if stage.name == "train":
+            self._display.say("stopping: training saves and ends, then the slices are given back")
+            self._display.say("Ctrl-C again: do not wait for the save")
+        else:
+            self._display.say(f"stopping {stage.name}")
         try:
             stage.cancel(0.0, by=self._who)
             if stage.name == "train":
                 self._watch(stage, until=time.monotonic() + _SAVE)
-        except (ElasticTPUError, KeyboardInterrupt) as error:
-            self._display.say(str(error) or "not waiting for the save")
+        except KeyboardInterrupt:
+            self._cancel_now(stage)
+        except ElasticTPUError as error:
+            self._display.say(str(error))
+
+    def _cancel_now(self, stage: Stage) -> None:
+        with _ignoring_interrupts(self._display):
+            self._display.say("not waiting for the save: steps since the newest proven checkpoint will be done again")
+            try:
+                stage.cancel(0.0, by=self._who, now=True)
+            except ElasticTPUError as error:
+                self._display.say(str(error))
 
     def _give_back(self) -> None:
         with _ignoring_interrupts(self._display):
@@ -118,11 +142,21 @@ class _Driver:
                 release.submit()
                 release.poll()
                 self.results.setdefault("release", release.collect())
+            except HeldByAnother:
+                self.superseded = True  # whoever took the run over has the slices now
             except ElasticTPUError as error:
                 self.error += f"; release: {error}"
 
     def _open(self, step: Step) -> Stage:
-        return open_stage(step, self._run.uri, self._who, take_over=self._take_over and step is PROVISION)
+        return open_stage(
+            step,
+            self._run.uri,
+            self._who,
+            take_over=self._take_over and step is PROVISION,
+            # Who was taken over gives nothing back, though it is the same person; join and take find the term alone.
+            term=self._term if step is RELEASE else None,
+            tell=self._display.say,
+        )
 
     def _tell_events(self) -> None:
         events = self._events.all()
@@ -150,8 +184,11 @@ def _ignoring_interrupts(display: Display) -> Iterator[None]:
     def say(signum: int, frame: FrameType | None) -> None:
         display.say("the slices are being given back; this is not interrupted")
 
-    before: Any = signal.signal(signal.SIGINT, say)
+    before: list[tuple[signal.Signals, Any]] = [
+        (number, signal.signal(number, say)) for number in (signal.SIGINT, signal.SIGTERM)
+    ]
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, before)
+        for number, handler in before:
+            signal.signal(number, handler)

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import json
+import socket
+import sys
 import time
 from datetime import UTC, datetime
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
 
+from ..platforms.base import open_platform
 from ..runs import goodput
 from ..runs import plan as plans
 from ..runs import run as names
-from ..runs.claim import read_claim
+from ..runs.claim import Seen, is_stale, read_claim
 from ..runs.errors import BadInput, NotFound
 from ..runs.events import EventReader
 from ..runs.load import read_spec
@@ -21,6 +23,7 @@ from ..runs.result import read_result
 from ..runs.run import Run, attempts, open_run
 from ..runs.spec import format_duration
 from ..runs.status import load_status
+from .display import print_rows
 
 
 def plan(source: str, as_json: bool) -> None:
@@ -29,10 +32,10 @@ def plan(source: str, as_json: bool) -> None:
     made = plans.make_plan(spec)
     console = Console()
     if as_json:
-        console.print_json(json.dumps({"plan": made.record(), "spec": spec.model_dump(mode="json", exclude_none=True)}))
+        whole = {"plan": made.record(), "spec": spec.model_dump(mode="json", exclude_none=True)}
+        console.out(json.dumps(whole, indent=1), highlight=False)
         return
     shape, memory = made.shape, made.memory
-    table = Table(show_header=False, box=None, pad_edge=False)
     rows: list[tuple[str, str]] = [
         ("run", f"{made.uri}   ({made.run_id})"),
         (
@@ -52,14 +55,12 @@ def plan(source: str, as_json: bool) -> None:
         ("checkpoints", f"every {spec.checkpoint.every} of {spec.train.steps} steps, {spec.checkpoint.keep} kept"),
         ("recovery", _recovery(spec)),
     ]
-    for name, text in rows:
-        table.add_row(name, text)
-    console.print(table)
+    print_rows(console, rows)
     console.print("MaxText overrides", style="bold")
     for key, value in sorted(made.overrides.items()):
-        console.print(f"  {key}: {value}", highlight=False, markup=False)
+        console.print(f"  {key}: {value}", highlight=False, markup=False, soft_wrap=True)
     for note in made.notes:
-        console.print(f"note: {note}", highlight=False, markup=False)
+        console.print(f"note: {note}", highlight=False, markup=False, soft_wrap=True)
 
 
 def _recovery(spec: Any) -> str:
@@ -87,35 +88,49 @@ def _status_once(run: Run, console: Console) -> bool:
     now = run.store.now()
     said = load_status(run.read(names.STATUS))
     claim, result = read_claim(run.store), read_result(run)
-    slices = run.read(names.SLICES) or {}
-    table = Table(show_header=False, box=None, pad_edge=False)
-    table.add_row("run", f"{run.uri}   ({run.run_id})")
+    rows = [("run", f"{run.uri}   ({run.run_id})")]
     if claim is None:
-        table.add_row("driven by", "nobody yet")
+        rows.append(("driven by", "nobody yet"))
     else:
-        age = (now - claim.updated).total_seconds()
-        state = {"held": "", "stop": ", stop asked for", "done": ", done"}[claim.claim.state]
-        table.add_row("driven by", f"{claim.claim.holder}, renewed {age:.0f} s ago{state}")
+        rows.append(("driven by", _driver(claim, now)))
     if said is None:
-        table.add_row("training", "not started")
+        rows.append(("training", "not started"))
     else:
         beat = (now - run.store.read(names.STATUS).updated).total_seconds()
         silent = f" (last heartbeat {beat:.0f} s ago)" if said.phase != "ended" else f", exit code {said.exit}"
-        table.add_row("training", f"{said.phase}{silent}, attempt {said.attempt}")
+        rows.append(("training", f"{said.phase}{silent}, attempt {said.attempt}"))
         loss = "" if said.loss is None else f", loss {said.loss:.4f}"
-        table.add_row("step", f"{said.step} of {said.steps}{loss}; newest proven checkpoint: {said.proven_step}")
+        proven = "none yet" if said.proven_step is None else said.proven_step
+        rows.append(("step", f"{max(said.step, 0)} of {said.steps}{loss}; newest proven checkpoint: {proven}"))
         if said.reason:
-            table.add_row("reason", said.reason)
-    table.add_row(
-        "slices", f"{slices.get('state', 'none')}, {len(slices.get('slices', []))} of {run.spec.slices.count}"
-    )
+            rows.append(("reason", said.reason))
+    rows.append(("slices", _slices(run)))
     story = goodput.measure(EventReader(run.store).all(), datetime.now(UTC))
     if story.recoveries:
-        table.add_row("recoveries", f"{len(story.recoveries)}, {story.steps_lost} steps done again")
+        rows.append(("recoveries", f"{len(story.recoveries)}, {story.steps_lost} steps done again"))
     if result is not None:
-        table.add_row("result", f"step {result.final_step}, goodput {result.goodput}")
-    console.print(table)
+        rows.append(("result", f"step {result.final_step}, goodput {result.goodput}"))
+    print_rows(console, rows)
     return claim is not None and claim.claim.state == "done"
+
+
+def _driver(claim: Seen, now: datetime) -> str:
+    age = (now - claim.updated).total_seconds()
+    if claim.claim.state == "done":
+        return f"nobody; {claim.claim.holder} was done {age:.0f} s ago"
+    stop = f", stop asked for by {claim.claim.by or claim.claim.holder}" if claim.claim.state == "stop" else ""
+    gone = ": its driver is gone" if is_stale(claim, now) else ""
+    return f"{claim.claim.holder}, renewed {age:.0f} s ago{gone}{stop}"
+
+
+def _slices(run: Run) -> str:
+    """Asked of the platform where that costs nothing: a record of what was ready outlives the slices."""
+    record = run.read(names.SLICES) or {}
+    wanted = run.spec.slices.count
+    if run.spec.platform == "local" and record.get("host") == socket.gethostname():
+        seen = open_platform(run).slices()
+        return seen.detail if seen.state in ("requested", "partly", "ready") else f"{seen.state} {seen.detail}".strip()
+    return f"{record.get('state', 'none')}, {len(record.get('slices', []))} of {wanted}"
 
 
 def logs(uri: str, job: str, attempt: int | None, follow: bool) -> None:
@@ -124,29 +139,34 @@ def logs(uri: str, job: str, attempt: int | None, follow: bool) -> None:
         raise BadInput(f"--job: {job!r}, must be train, export or evaluate")
     run = open_run(uri)
     console = Console(soft_wrap=True, highlight=False, markup=False)
-    shown, number = 0, attempt
+    file = "trainer" if job == "train" else job
+    shown: dict[int, int] = {}  # bytes, by attempt
+    waiting = False
     while True:
-        newest = _newest(run, job)
-        if attempt is None and newest != number:
-            number, shown = newest, 0
-        if number is not None:
-            shown += _print_from(
-                run, f"{attempts(job)}/{number}/{'trainer' if job == 'train' else job}.log", shown, console, follow
-            )
-        elif not follow:
-            raise NotFound(f"{uri}: {job} has no attempt yet, so there is no log")
-        if not follow:
-            return
         claim = read_claim(run.store)
-        if claim is not None and claim.claim.state == "done":
+        over = claim is None or claim.claim.state == "done" or is_stale(claim, run.store.now())
+        there = _attempts(run, job)
+        if attempt is None and not there and (over or not follow):
+            raise NotFound(f"{uri}: {job} has no attempt yet, so there is no log")
+        if not there and not waiting:
+            waiting = True
+            print(f"{job} has no attempt yet; waiting for one", file=sys.stderr)  # noqa: T201
+        if attempt is not None:
+            wanted = [attempt]
+        else:  # first only the newest; then whatever is added to it, and to later ones
+            wanted = [number for number in there if number >= max(shown, default=there[-1])]
+        for number in wanted:
+            name = f"{attempts(job)}/{number}/{file}.log"
+            shown[number] = shown.get(number, 0) + _print_from(run, name, shown.get(number, 0), console, follow)
+        if not follow or over:
             return
-        time.sleep(1.0)
+        time.sleep(0.5 if run.spec.platform == "local" else 5.0)
 
 
-def _newest(run: Run, job: str) -> int | None:
+def _attempts(run: Run, job: str) -> list[int]:
     folder = attempts(job) + "/"
     numbers = (entry.name.removeprefix(folder).partition("/")[0] for entry in run.store.list(folder))
-    return max((int(n) for n in numbers if n.isdigit()), default=None)
+    return sorted({int(n) for n in numbers if n.isdigit()})
 
 
 def _print_from(run: Run, name: str, start: int, console: Console, lenient: bool) -> int:

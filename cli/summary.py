@@ -2,20 +2,30 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping
 from datetime import UTC, datetime
 
 from ..components.stage import StageResult
 from ..runs import goodput
-from ..runs.errors import ElasticTPUError
+from ..runs.errors import ElasticTPUError, ExitCode
 from ..runs.events import EventReader
 from ..runs.published import evaluation_of, judge_gate
 from ..runs.result import read_result
 from ..runs.run import Run
 
+_RESUMED_BY_RUNNING_AGAIN = (
+    ExitCode.INFRASTRUCTURE,
+    ExitCode.ENDED_ON_REQUEST,
+    ExitCode.LIMIT_SPENT,
+    ExitCode.INTERRUPTED,
+)
 
-def summary(run: Run, results: Mapping[str, StageResult], code: int, error: str) -> list[str]:
-    """What happened, what came out, and what is left."""
+
+def summary(
+    run: Run, results: Mapping[str, StageResult], code: int, error: str, *, superseded: bool = False
+) -> list[str]:
+    """What happened, what came out, and what to do now. `superseded`: somebody else drives the run."""
     lines = ["", f"run            {run.uri}"]
     events = EventReader(run.store).all()
     story = goodput.measure(events, datetime.now(UTC))
@@ -42,6 +52,12 @@ def summary(run: Run, results: Mapping[str, StageResult], code: int, error: str)
         lines.append(f"slices         {results['release'].summary}")
     if code:
         lines.append(f"not complete   exit code {code}: {error}")
+    if superseded:
+        lines.append(f"follow it      elastic-tpu status --watch {shlex.quote(run.uri)}")
+    elif code in _RESUMED_BY_RUNNING_AGAIN:
+        lines.append(f"go on with     elastic-tpu run {shlex.quote(run.uri)}")
+    elif code:
+        lines.append(f"look into      elastic-tpu logs {shlex.quote(run.uri)}")
     return lines
 
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import socket
 import time
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from ..platforms.base import Job, Platform
     from ..runs.driver import Driver
     from ..runs.run import Run
+    from ..runs.store import Store
 
 _STOP_WAIT = 600.0  # seconds a submit waits for a trainer that was told to stop
 
@@ -93,11 +95,27 @@ class Stage(Protocol):
     def collect(self) -> StageResult:
         """The result, once `poll` said done; raises the error that the verdict stands for."""
 
-    def cancel(self, grace: float, by: str = "") -> None:
-        """Stop what the stage is for, if the run is mine; a take by the same holder in `grace` seconds undoes it."""
+    def cancel(self, grace: float, by: str = "", now: bool = False) -> None:
+        """Stop what the stage is for, if the run is mine; a take by the same holder in `grace` seconds undoes it.
+
+        With `now` the job gets no time to save.
+        """
+
+    @property
+    def term(self) -> int | None:
+        """The term of the claim that the stage acts in, once it has one."""
 
 
-def open_stage(step: Step, run: str, holder: str, instance: str | None = None, *, take_over: bool = False) -> Stage:
+def open_stage(
+    step: Step,
+    run: str,
+    holder: str,
+    instance: str | None = None,
+    *,
+    take_over: bool = False,
+    term: int | None = None,
+    tell: Callable[[str], None] = lambda text: None,
+) -> Stage:
     """The stage of a step.
 
     Args:
@@ -105,6 +123,8 @@ def open_stage(step: Step, run: str, holder: str, instance: str | None = None, *
       holder: the orchestrator's run; the same for every stage of one pipeline run.
       instance: tells two processes of one holder apart: pod uid, try number, or ``pid:start time`` (the default).
       take_over: take the claim even if another holder renews it.
+      term: for release: act only in this term, which an earlier stage of this process had.
+      tell: called with a line before something that may take long.
     """
     from ..platforms.base import open_platform
     from ..runs.claim import this_instance
@@ -117,14 +137,13 @@ def open_stage(step: Step, run: str, holder: str, instance: str | None = None, *
     if opened is None:
         return NothingStarted(step.name)
     seconds = opened.spec.local.unclaimed if opened.spec.platform == "local" else 600.0
-    driver = Driver(
-        opened.store, holder, instance or this_instance(), seconds, on_event=EventLog(opened.store, "stage").hook
-    )
-    claimed = _Claim(driver, seconds, take_over)
+    who = instance or this_instance()
+    driver = Driver(opened.store, holder, who, seconds, term=term, on_event=EventLog(opened.store, "stage").hook)
+    claimed = _Claim(driver, opened.store, (holder, who), seconds, take_over)
     platform = open_platform(opened)
     if isinstance(step, SliceStep):
-        return SliceStage(step, opened, platform, claimed)
-    return JobStage(step, opened, platform, claimed)
+        return SliceStage(step, opened, platform, claimed, tell)
+    return JobStage(step, opened, platform, claimed, tell)
 
 
 def this_holder() -> str:
@@ -141,27 +160,58 @@ def _interval(run: Run) -> float:
 class _Claim:
     """The run's claim as a stage uses it: taken or joined in submit, renewed in poll, respected in cancel."""
 
-    def __init__(self, driver: Driver, seconds: float, take_over: bool) -> None:
-        self._driver, self._seconds, self._take_over = driver, seconds, take_over
+    def __init__(self, driver: Driver, store: Store, me: tuple[str, str], seconds: float, take_over: bool) -> None:
+        self._driver, self._store, self._me = driver, store, me
+        self._seconds, self._take_over = seconds, take_over
         self._renewed = time.monotonic()
+        self.stopped_by = ""
+
+    @property
+    def term(self) -> int | None:
+        """The driver's term."""
+        return self._driver.term
 
     def take(self) -> None:
-        """Become the driver, or raise HeldByAnother."""
+        """Become the driver, or raise HeldByAnother; a stop of what this very instance drives is not undone."""
+        from ..runs.claim import read_claim
+
+        seen = read_claim(self._store)
+        if seen is not None and seen.claim.state == "stop" and (seen.claim.holder, seen.claim.instance) == self._me:
+            raise EndedOnRequest(f"stop asked for by {seen.claim.by or seen.claim.holder}; nothing more is started")
         self._driver.take(self._take_over)
         self._renewed = time.monotonic()
 
     def join(self) -> None:
         """Go on in my holder's term, unless the run is being stopped."""
-        if self._driver.join().state == "stop":
-            raise EndedOnRequest("the run is being stopped; nothing more is started")
+        claim = self._driver.join()
+        if claim.state == "stop":
+            raise EndedOnRequest(f"stop asked for by {claim.by or claim.holder}; nothing more is started")
         self._renewed = time.monotonic()
 
     def renew(self) -> bool:
-        """Renew when it is time; True when somebody has asked to stop."""
-        if time.monotonic() - self._renewed < self._seconds / 6:
-            return False
-        self._renewed = time.monotonic()
-        return self._driver.renew().state == "stop"
+        """Look at the claim, and renew it when it is time; True when somebody has asked to stop.
+
+        Raises:
+          EndedOnRequest: another took the run over: end without cancelling anything.
+        """
+        from ..runs.claim import read_claim
+
+        due = time.monotonic() - self._renewed >= self._seconds / 6
+        seen = None if due else read_claim(self._store)
+        if seen is not None and (seen.claim.holder, seen.claim.term) == (self._me[0], self._driver.term):
+            claim = seen.claim
+        else:
+            self._renewed = time.monotonic()
+            claim = self._driver.renew()
+        self.stopped_by = (claim.by or claim.holder) if claim.state == "stop" else ""
+        return claim.state == "stop"
+
+    def is_held(self) -> bool:
+        """Whether the run is driven and nobody has asked to stop."""
+        from ..runs.claim import is_stale, read_claim
+
+        seen = read_claim(self._store)
+        return seen is not None and seen.claim.state == "held" and not is_stale(seen, self._store.now())
 
     def require_may_act(self) -> None:
         """Raise HeldByAnother unless the claim is mine, done or stale."""
@@ -186,8 +236,8 @@ class _Claim:
 class JobStage:
     """A job in the trainer image and the file that proves it."""
 
-    def __init__(self, step: JobStep, run: Run, platform: Platform, claim: _Claim) -> None:
-        self.run, self.platform, self._claim = run, platform, claim
+    def __init__(self, step: JobStep, run: Run, platform: Platform, claim: _Claim, tell: Callable[[str], None]) -> None:
+        self.run, self.platform, self._claim, self._tell = run, platform, claim, tell
         self.interval = _interval(run)
         from ..platforms.base import Job
 
@@ -235,11 +285,15 @@ class JobStage:
             self._claim.done()
         return result
 
-    def cancel(self, grace: float, by: str = "") -> None:
+    def cancel(self, grace: float, by: str = "", now: bool = False) -> None:
         self._claim.require_may_act()
         self._claim.stop(grace, by)
-        if self.name != "train" or self.platform.observe(self.job).state == "queued":
-            self.platform.cancel(self.job)  # no trainer is there that would read the stop
+        if now or self.name != "train" or self.platform.observe(self.job).state == "queued":
+            self.platform.cancel(self.job, now)  # no trainer is there that would read the stop
+
+    @property
+    def term(self) -> int | None:
+        return self._claim.term
 
     @property
     def _skipped(self) -> bool:
@@ -256,6 +310,7 @@ class JobStage:
     def _wait_until_stopped(self) -> None:
         """A trainer that obeys a stop already cannot be adopted: wait until it is over."""
         deadline = time.monotonic() + _STOP_WAIT
+        told = False
         while True:
             status = self._status()
             if status is None or status.phase not in ("stopping", "ended"):
@@ -264,6 +319,9 @@ class JobStage:
                 return
             if time.monotonic() > deadline:
                 raise Infrastructure(f"the trainer was told to stop and has not ended for {_STOP_WAIT:.0f} s")
+            if not told:
+                told = True
+                self._tell("waiting for the trainer, which was told to stop and is ending")
             self._claim.renew()
             time.sleep(self.interval)
 
@@ -271,8 +329,10 @@ class JobStage:
 class SliceStage:
     """Takes the slices of a run, or gives them back."""
 
-    def __init__(self, step: SliceStep, run: Run, platform: Platform, claim: _Claim) -> None:
-        self.run, self.platform, self._claim = run, platform, claim
+    def __init__(
+        self, step: SliceStep, run: Run, platform: Platform, claim: _Claim, tell: Callable[[str], None]
+    ) -> None:
+        self.run, self.platform, self._claim, self._tell = run, platform, claim, tell
         self.interval = _interval(run)
         self.name = step.name
         self._since = time.monotonic()
@@ -285,8 +345,11 @@ class SliceStage:
             self._submit_release()
             return
         self._claim.take()
-        if not self._needless:
-            self.platform.acquire()
+        if self._needless:
+            return
+        if self.platform.slices().state == "failed":
+            self._tell("waiting until what is left of the slices before is gone")
+        self.platform.acquire()
 
     def _submit_release(self) -> None:
         try:
@@ -294,7 +357,17 @@ class SliceStage:
         except HeldByAnother as error:
             self._refused = str(error)  # an exit handler runs even when its provision was refused
             return
-        self._report = self.platform.release()
+        # A launcher that was lost during an export is followed by one that passes here again: its job is adopted.
+        goes_on = self._claim.is_held() and not _nothing_left_to_do(self.run)
+        if self._holds_any():
+            self._tell("giving the slices back")
+        self._report = self.platform.release(jobs=not goes_on)
+
+    def _holds_any(self) -> bool:
+        try:
+            return self.platform.slices().state not in ("absent", "released")
+        except Infrastructure:
+            return True  # it does not answer; the release will see to it
 
     def poll(self) -> Verdict:
         self._verdict = self._poll_release() if self.name == "release" else self._poll_provision()
@@ -310,7 +383,9 @@ class SliceStage:
         return Verdict("done", "complete", evidence=asdict(report))
 
     def _poll_provision(self) -> Verdict:
-        self._claim.renew()
+        if self._claim.renew():
+            reason = f"stop asked for by {self._claim.stopped_by} while slices were taken"
+            return Verdict("done", "cancelled", code=ExitCode.ENDED_ON_REQUEST, reason=reason)
         if self._needless:
             return Verdict("done", "complete", reason="training is complete already; no slices are needed")
         seen = self.platform.slices()
@@ -343,11 +418,16 @@ class SliceStage:
         gone = f"slices released: {released} of {wanted}" if released else "slices released: none were held"
         return StageResult("release", gone, {"run": self.run.uri, **asdict(report)})
 
-    def cancel(self, grace: float, by: str = "") -> None:
+    def cancel(self, grace: float, by: str = "", now: bool = False) -> None:
+        del now  # nothing runs yet that could save
         if self.name == "release":
             return  # giving back is what a cancel would ask for
         self._claim.require_may_act()
         self._claim.stop(grace, by)
+
+    @property
+    def term(self) -> int | None:
+        return self._claim.term
 
     @property
     def _needless(self) -> bool:
@@ -360,6 +440,7 @@ class NothingStarted:
     """A stage of a run that was never started: there is nothing to release."""
 
     interval = 0.5
+    term = None
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -375,7 +456,7 @@ class NothingStarted:
         """Nothing was there."""
         return StageResult(self.name, "no run was started; nothing to do")
 
-    def cancel(self, grace: float, by: str = "") -> None:
+    def cancel(self, grace: float, by: str = "", now: bool = False) -> None:
         """Nothing."""
 
 

@@ -49,8 +49,8 @@ class Platform(Protocol):
     def slices(self) -> SliceState:
         """Look at the slices."""
 
-    def release(self) -> ReleaseReport:
-        """Give everything of this run back, and verify that it is gone."""
+    def release(self, jobs: bool = True) -> ReleaseReport:
+        """Give the slices back and end what runs on them, and verify that it is gone; with `jobs`, CPU jobs as well."""
 
     def launch(self, job: Job) -> None:
         """Start a job, or adopt the one that runs."""
@@ -58,8 +58,8 @@ class Platform(Protocol):
     def observe(self, job: Job) -> Observation:
         """Look at a job."""
 
-    def cancel(self, job: Job) -> None:
-        """End a job that nobody wants any more, now; a job that is over is left as it is."""
+    def cancel(self, job: Job, now: bool = False) -> None:
+        """End a job that nobody wants any more: in order, or with no time to save if `now`; one that is over stays."""
 
     def kill_slice(self, index: int, whole: bool = False) -> str:
         """Kill a slice's worker without notice, to rehearse its loss; says what was killed."""

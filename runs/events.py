@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from . import records
-from .errors import BadInput, NotFound
+from .errors import BadInput, Exists, NotFound, Unreachable
 from .store import Store
 
 KINDS = frozenset(
@@ -71,8 +71,14 @@ class EventLog:
         self._sequence = itertools.count()
         self._lock = threading.Lock()
 
-    def write(self, kind: str, *, step: int | None = None, **data: Any) -> Event:
-        """Record that something happened now."""
+    def write(
+        self, kind: str, *, step: int | None = None, patience: Callable[[Unreachable], None] | None = None, **data: Any
+    ) -> Event:
+        """Record that something happened now.
+
+        Args:
+          patience: called when the storage does not answer; when it returns, the same event is written again.
+        """
         if kind not in KINDS:
             raise ValueError(f"unknown event kind {kind!r}")
         with self._lock:
@@ -85,9 +91,26 @@ class EventLog:
         if step is not None:
             body["step"] = step
         who = self._writer if self._attempt is None else f"{self._writer}{self._attempt}"
-        name = stamp.replace("-", "").replace(":", "")
-        self._store.put(f"events/{name}-{who}-{sequence:04d}.json", records.dump(body))
+        name = f"events/{stamp.replace('-', '').replace(':', '')}-{who}-{sequence:04d}"
+        self._create(name, records.dump(body), patience)
         return event
+
+    def _create(self, name: str, body: bytes, patience: Callable[[Unreachable], None] | None) -> None:
+        for again in itertools.count():
+            whole = f"{name}{f'.{again}' if again else ''}.json"
+            while True:
+                try:
+                    self._store.create(whole, body)
+                    return
+                except Exists:
+                    # Our own, written by a call whose answer was lost, or another process's of the same millisecond.
+                    if self._store.read(whole).data == body:
+                        return
+                    break
+                except Unreachable as error:
+                    if patience is None:
+                        raise
+                    patience(error)
 
     def hook(self, kind: str, data: Mapping[str, object]) -> None:
         """`write`, as a callback."""
@@ -109,19 +132,24 @@ class EventReader:
                 continue
             try:
                 self._known[entry.name] = parse(self._store.read(entry.name).data, entry.name)
-            except (NotFound, BadInput, KeyError, ValueError):
+            except (NotFound, BadInput):
                 continue  # deleted meanwhile, or not ours
         return [self._known[name] for name in sorted(self._known)]
 
 
 def parse(data: bytes, name: str) -> Event:
-    """An event from its file."""
+    """An event from its file.
+
+    Raises:
+      BadInput: it is none.
+    """
     record = records.load(data, name)
-    return Event(
-        records.parse_time(record["time"]),
-        record["writer"],
-        record["kind"],
-        record.get("attempt"),
-        record.get("step"),
-        record.get("data", {}),
-    )
+    attempt, step, more = record.get("attempt"), record.get("step"), record.get("data", {})
+    sound = all(isinstance(record.get(key), str) for key in ("time", "writer", "kind")) and isinstance(more, dict)
+    if not sound or not all(value is None or isinstance(value, int) for value in (attempt, step)):
+        raise BadInput(f"{name}: not an event; it was cut short or is not ours")
+    try:
+        when = records.parse_time(record["time"])
+    except ValueError as error:
+        raise BadInput(f"{name}: not an event ({error})") from error
+    return Event(when, record["writer"], record["kind"], attempt, step, more)

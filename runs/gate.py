@@ -26,6 +26,8 @@ OPERATORS: Mapping[str, Callable[[float, float], bool]] = {
 _CONDITION = re.compile(r"\s*(?P<metric>[A-Za-z_][\w.,/-]*)\s*(?P<operator><=|>=|<|>)\s*(?P<bound>\S+)\s*")
 # What belongs to the metric itself (window, data, tokens, rounding): two figures that differ here do not compare.
 SETTINGS = ("max_length", "prefix_token", "data_digest", "tokenizer_digest", "dtype")
+# A model that guesses may come out this much above ln(vocabulary), in nats.
+_ROUNDING = 1e-4
 
 Outcome = Literal["passed", "failed", "invalid"]
 
@@ -143,9 +145,9 @@ def _contradictions(group: str, metrics: Mapping[str, object], min_tokens: int) 
     if (has_documents or has_expected) and (_unusable(documents) or documents != expected):
         why.append(f"{group}.documents is {documents!r} but the files hold {expected!r}")
     loss, uniform, perplexity = number("loss"), number("uniform_loss"), number("perplexity")
-    if uniform is not None and loss is not None and loss > uniform:
+    if uniform is not None and loss is not None and loss > uniform + _ROUNDING:
         why.append(f"{group}.loss {loss:.4g} is worse than guessing ({uniform:.4g} nats a token)")
-    elif uniform is not None and perplexity is not None and math.log(max(perplexity, 1e-300)) > uniform + 1e-6:
+    elif uniform is not None and perplexity is not None and math.log(max(perplexity, 1e-300)) > uniform + _ROUNDING:
         why.append(f"{group}.perplexity {perplexity:.4g} is above the vocabulary's size {math.exp(uniform):.0f}")
     return why
 

@@ -1,13 +1,15 @@
 """From the YAML that a user wrote to a checked, resolved RunSpec: all problems at once, nothing created.
 
-Three passes find problems: the shape (pydantic), the contradictions between fields, and what MaxText and the
-hardware say. A field that fails one pass is replaced by a harmless value so that it hides no other problem.
+First the shape (pydantic, in the words of spec_problems.py), then the contradictions between fields and with what
+MaxText and the hardware say. A field of a wrong shape is replaced by a harmless value, so that it hides nothing else.
 """
 
 from __future__ import annotations
 
 import copy
+import hashlib
 import os
+import re
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
@@ -15,9 +17,11 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from . import maxtext_config, plan
+from . import maxtext_config, spec_problems
+from .contradictions import contradictions
 from .errors import BadInput, NotFound, Problem
-from .spec import RunSpec, absolute, is_bucket
+from .plan import NOT_FILES
+from .spec import LONGEST_NAME, RunSpec, absolute, is_bucket
 from .store import open_store
 
 _TEMPLATES = ("{date}", "{datetime}", "{run}")
@@ -53,39 +57,50 @@ def check(document: Mapping[str, Any]) -> RunSpec:
     Raises:
       BadInput: every problem found, each with path, value and cure.
     """
-    problems: list[Problem] = []
-    failed: set[str] = set()
-    patched = copy.deepcopy(dict(document))
+    problems: dict[str, Problem] = {}
+    stand_ins: set[str] = set()
+    meant: set[str] = set()
+    patched = _normalised(copy.deepcopy(dict(document)))
     for _ in range(20):  # each pass repairs what the one before it found
         try:
             spec = RunSpec.model_validate(patched)
             break
         except ValidationError as error:
-            for problem, location in _shape_problems(error):
-                if problem.path not in failed:
-                    problems.append(problem)
-                failed.add(problem.path)
-                _repair(patched, location)
+            told = spec_problems.of(error)
+            meant.update(path for problem in told for path in problem.meant)
+            for problem in told:
+                if problem.kind != "missing" or problem.path not in meant:
+                    problems.setdefault(problem.path, problem.problem)
+                if problem.kind != "unknown":
+                    stand_ins.add(problem.path)
+                _repair(patched, problem.location)
     else:
-        raise BadInput(problems)
-    problems += [p for p in plan.contradictions(spec) if not any(_touches(p.path, f) for f in failed)]
-    if problems:
-        raise BadInput(problems)
+        raise BadInput(list(problems.values()))
+    found = [*problems.values(), *contradictions(spec, stand_ins | meant)]
+    if found:
+        raise BadInput(found)
     return spec
 
 
 def expand_name(spec: RunSpec, orchestrator_run: str, now: datetime | None = None) -> RunSpec:
     """Expand `{date}`, `{datetime}` and `{run}` in the run's name."""
     now = now or datetime.now(UTC)
-    slug = "".join(c if c.isalnum() or c in "-_." else "-" for c in orchestrator_run)
-    name = (
-        spec.run.name.replace("{datetime}", now.strftime("%Y%m%dT%H%M%S"))
-        .replace("{date}", now.strftime("%Y%m%d"))
-        .replace("{run}", slug)
-    )
+    name = spec.run.name.replace("{datetime}", now.strftime("%Y%m%dT%H%M%S")).replace("{date}", now.strftime("%Y%m%d"))
+    name = name.replace("{run}", _slug(orchestrator_run, LONGEST_NAME - len(name.replace("{run}", ""))))
     if "{" in name or "}" in name:
         raise BadInput([Problem("run.name", spec.run.name, f"only {', '.join(_TEMPLATES)} may stand in braces")])
+    if len(name) > LONGEST_NAME:
+        raise BadInput([Problem("run.name", name, f"must be at most {LONGEST_NAME} characters once it is expanded")])
     return spec.model_copy(update={"run": spec.run.model_copy(update={"name": name})})
+
+
+def _slug(text: str, room: int) -> str:
+    """An orchestrator's run as part of a name; one that is too long keeps a hash, so that it stays its own."""
+    slug = re.sub(r"[^A-Za-z0-9._-]", "-", text).strip("-_.") or "run"
+    if len(slug) <= room:
+        return slug
+    digest = hashlib.sha256(text.encode()).hexdigest()[:8]
+    return f"{slug[: max(0, room - 9)]}-{digest}".strip("-_.")
 
 
 def has_template(spec: RunSpec) -> bool:
@@ -102,15 +117,19 @@ def _read_yaml(source: str) -> dict[str, Any]:
             data = open_store(folder).read(name).data
         else:
             data = Path(source).expanduser().read_bytes()
-    except (OSError, NotFound) as error:
+    except (OSError, NotFound, ValueError, RuntimeError) as error:  # the last two: no path at all, no such user
         why = getattr(error, "strerror", None) or str(error)
         raise BadInput(f"{source}: cannot read this spec ({why}); give the path of a YAML file") from error
     try:
         document = yaml.safe_load(data)
-    except (yaml.YAMLError, UnicodeDecodeError, ValueError) as error:
+    except (yaml.YAMLError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+        # PyYAML raises its own errors for syntax, and whatever comes for a value that its tag does not fit.
         raise BadInput(f"{source}: not readable as YAML: {' '.join(str(error).split())}") from error
+    if document is None:
+        raise BadInput(f"{source}: is empty; write the sections of a run spec (run, platform, slices, ...)")
     if not isinstance(document, dict):
-        raise BadInput(f"{source}: a mapping of sections (run, platform, slices, ...) was expected")
+        what = "a list" if isinstance(document, list) else f"only {str(document)[:40]!r}"
+        raise BadInput(f"{source}: holds {what}; a mapping of sections (run, platform, slices, ...) was expected")
     return document
 
 
@@ -120,7 +139,7 @@ def _under_profile(document: dict[str, Any], folder: Path, environ: Mapping[str,
     folders += [folder / "profiles", folder]
     candidates = [place / f"{name}.yaml" for place in folders]
     for candidate in candidates:
-        if isinstance(name, str) and candidate.is_file():
+        if isinstance(name, str) and _is_file(candidate):
             profile = _read_yaml(str(candidate))
             profile.pop("profile", None)
             return _merge(_absolute_paths(profile, candidate.parent), document)
@@ -136,53 +155,31 @@ def _merge(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]
     return merged
 
 
+def _is_file(path: Path) -> bool:
+    try:
+        return path.is_file()
+    except OSError:  # a name too long for this filesystem
+        return False
+
+
 def _absolute_paths(document: dict[str, Any], folder: Path) -> dict[str, Any]:
     document = copy.deepcopy(document)
     for section, field in (("run", "output"), ("model", "tokenizer"), ("data", "train"), ("data", "eval")):
         part = document.get(section)
-        if isinstance(part, dict) and isinstance(part.get(field), str) and part[field] not in plan.NOT_FILES:
-            part[field] = absolute(part[field], folder)
+        if isinstance(part, dict) and isinstance(part.get(field), str) and part[field].strip() not in ("", *NOT_FILES):
+            try:
+                part[field] = absolute(part[field].strip(), folder)
+            except (ValueError, RuntimeError, OSError) as error:
+                cure = f"is not a path of this machine ({error}); give a path or gs://bucket/..."
+                raise BadInput([Problem(f"{section}.{field}", part[field], cure)]) from error
     return document
 
 
-def _shape_problems(error: ValidationError) -> list[tuple[Problem, tuple[Any, ...]]]:
-    found = []
-    for detail in error.errors(include_url=False):
-        location = tuple(part for part in detail["loc"] if part not in ("Recovery", "Export", "Evaluate", "float"))
-        location = tuple(part for part in location if not str(part).startswith(("function-", "literal[")))
-        path = ".".join(str(part) for part in location) or "spec"
-        value: object = detail["input"]
-        kind, message = detail["type"], detail["msg"]
-        if kind == "missing":
-            found.append((Problem(path, None, "is required"), location))
-            continue
-        if kind == "literal_error" and detail["ctx"].get("expected") == "False":
-            continue  # the other branch of `section: false` says what is wrong
-        if kind == "extra_forbidden":
-            known = _fields_at(location[:-1])
-            message = f"is not a field here{maxtext_config.nearest(str(location[-1]), known)}"
-        elif kind.startswith(("greater_than", "less_than")):
-            message = message.replace("Input should be greater than or equal to", "must be at least").replace(
-                "Input should be less than or equal to", "must be at most"
-            )
-        else:
-            message = message.removeprefix("Value error, ").replace("Input should be", "must be")
-        if isinstance(value, (dict, list)):
-            value = None
-        found.append((Problem(path, value, message), location))
-    return found
-
-
-def _fields_at(location: tuple[Any, ...]) -> list[str]:
-    model: Any = RunSpec
-    for part in location:
-        field = getattr(model, "model_fields", {}).get(part)
-        if field is None:
-            return []
-        annotation = field.annotation
-        options = getattr(annotation, "__args__", (annotation,))
-        model = next((o for o in options if hasattr(o, "model_fields")), None)
-    return list(getattr(model, "model_fields", {}))
+def _normalised(document: dict[str, Any]) -> dict[str, Any]:
+    train = document.get("train")
+    if isinstance(train, dict) and isinstance(train.get("maxtext"), dict):
+        train["maxtext"] = maxtext_config.normalised(train["maxtext"])
+    return document
 
 
 def _repair(document: dict[str, Any], location: tuple[Any, ...]) -> None:
@@ -206,7 +203,3 @@ def _repair(document: dict[str, Any], location: tuple[Any, ...]) -> None:
             target[last] = copy.deepcopy(stand_in)
     elif isinstance(target, list) and isinstance(last, int) and last < len(target):
         del target[last]
-
-
-def _touches(path: str, failed: str) -> bool:
-    return path == failed or path.startswith(f"{failed}.") or failed.startswith(f"{path}.")

@@ -60,13 +60,23 @@ OWNED: Mapping[str, str] = {
     "base_config": "model.name",
 }
 
-_SECRET_KEY = re.compile(r"(access_token|auth_token|api_?key|secret|passwo?r?d|credentials?)$", re.IGNORECASE)
-_SECRET_VALUE = re.compile(r"^(hf_[A-Za-z0-9]{20,}|gh[pousr]_\w{20,}|AIza[\w-]{30,}|ya29\.|sk-\w{20,})|-----BEGIN ")
+_SECRET_KEY = re.compile(r"((^|_|-)token|api_?key|secret|passw(or)?d|credentials?)$", re.IGNORECASE)
+_SECRET_VALUE = re.compile(
+    r"\b(hf_[A-Za-z0-9]{20,}|gh[pousr]_\w{20,}|github_pat_\w{20,}|AIza[\w-]{30,}|ya29\.|sk-[\w-]{20,})|-----BEGIN "
+)
+
+# Keys whose values this package computes with: MaxText takes them as whole numbers only.
+_WHOLE = re.compile(
+    r"(ici|dcn)_\w+_parallelism|base_\w+_dim|base_num_\w+|head_dim|vocab_size|max_target_length|gradient_accumulation_steps"
+)
+_MESH = re.compile(r"(ici|dcn)_\w+_parallelism")
 
 
 def looks_secret(key: str, value: object) -> bool:
-    """Whether an override seems to carry a credential: it would land in files, arguments and reports."""
-    return bool(_SECRET_KEY.search(key)) or (isinstance(value, str) and bool(_SECRET_VALUE.search(value)))
+    """Whether a value seems to be a credential: it would land in files, arguments and reports."""
+    if not isinstance(value, str) or not value:
+        return False
+    return bool(_SECRET_KEY.search(key)) or bool(_SECRET_VALUE.search(value))
 
 
 @cache
@@ -113,12 +123,59 @@ def resolved(model_name: str, overrides: Mapping[str, Any]) -> dict[str, Any]:
 
 def nearest(word: str, words: Mapping[str, Any] | list[str]) -> str:
     """A cure that names the closest known word, e.g. ``; nearest: steps``."""
-    close = difflib.get_close_matches(word, list(words), n=2, cutoff=0.5)
+    close = closest(word, words)
     return f"; nearest: {', '.join(close)}" if close else ""
 
 
+def closest(word: str, words: Mapping[str, Any] | list[str]) -> list[str]:
+    """The one or two known words that this one is most likely a slip for, best first."""
+    return difflib.get_close_matches(word[:100], list(words), n=2, cutoff=0.5)
+
+
+def normalised(overrides: Mapping[str, Any]) -> dict[str, Any]:
+    """Overrides with text as the number or truth value that it stands for, where MaxText's default is one.
+
+    YAML 1.1 reads ``3e-5`` as text, and a transport that knows only doubles makes ``20.0`` of 20.
+    """
+    return {key: _normal(base().get(key), value) for key, value in overrides.items()}
+
+
+def _normal(default: object, value: Any) -> Any:
+    if isinstance(default, bool):
+        return {"true": True, "false": False}.get(value.strip().lower(), value) if isinstance(value, str) else value
+    if not isinstance(default, (int, float)) or isinstance(value, bool):
+        return value
+    if isinstance(value, str) and re.fullmatch(r"\s*[+-]?[0-9]{1,18}\s*", value):
+        return int(value)
+    if isinstance(value, str) and re.fullmatch(r"\s*[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)(e[+-]?[0-9]+)?\s*", value, re.I):
+        value = float(value)
+    if isinstance(value, float) and isinstance(default, int) and value.is_integer() and abs(value) < 2**53:
+        return int(value)
+    return value
+
+
+def _wrong_type(key: str, default: object, value: object) -> str:
+    """Why MaxText would not take a value in place of this default; empty when it would."""
+    if isinstance(default, bool):
+        return "" if isinstance(value, bool) else "must be true or false"
+    if isinstance(default, (int, float)):
+        computed = _WHOLE.fullmatch(key) is not None or key == "per_device_batch_size"
+        if not computed and (value is None or isinstance(value, list)):
+            return ""  # a few keys take these too
+        number = value if isinstance(value, (int, float)) and not isinstance(value, bool) else None
+        if number is None or not abs(number) < 2**63:
+            return f"must be a number; MaxText's default is {default}"
+        if _MESH.fullmatch(key) and number < 1 and number != -1:
+            return "must be -1 (what is left) or at least 1"
+        if _WHOLE.fullmatch(key) and int(number) != number:
+            return "must be a whole number"
+        if key == "per_device_batch_size" and number <= 0:
+            return "must be above zero"
+    return ""
+
+
 def check_overrides(overrides: Mapping[str, Any]) -> list[Problem]:
-    """Problems of `train.maxtext`: keys the product owns, unknown keys, credentials."""
+    """Problems of `train.maxtext`: keys the product owns, unknown keys, values of a wrong type, credentials."""
     problems = []
     known = base()
     for key, value in overrides.items():
@@ -129,6 +186,8 @@ def check_overrides(overrides: Mapping[str, Any]) -> list[Problem]:
             problems.append(Problem(path, value, f"is set by the product; use {OWNED[key]}"))
         elif known and key not in known:
             problems.append(Problem(path, value, f"MaxText has no such key{nearest(key, known)}"))
+        elif known and (wrong := _wrong_type(key, known[key], value)):
+            problems.append(Problem(path, value, wrong))
     return problems
 
 

@@ -6,11 +6,15 @@ import getpass
 import hashlib
 import socket
 from dataclasses import dataclass
+from pathlib import Path
 
 from . import load, records
 from .claim import read_claim
-from .errors import ElasticTPUError, NotFound
-from .run import Run, create_run, open_run
+from .errors import BadInput, ExitCode, NotFound
+from .result import read_result
+from .run import STATUS, Run, create_run, open_run
+from .spec import is_bucket
+from .status import load_status
 from .store import open_store
 
 
@@ -30,10 +34,12 @@ def holder() -> str:
 def start(source: str, who: str) -> Started:
     """The run of a spec or of a run directory.
 
-    A name with a template is a new run each time, unless the last one that this person started from it is not over:
-    a launcher that was killed finds its run again.
+    A name with a template is a new run each time, unless the last one that this person started from the same spec
+    would be resumed by running again: a launcher that was killed or interrupted finds its run.
     """
     if not source.endswith((".yaml", ".yml")):
+        if not is_bucket(source) and Path(source).is_file():
+            raise BadInput(f"{source}: a spec's name ends in .yaml or .yml; rename it, or give a run directory")
         return Started(open_run(source), True)
     spec = load.read_spec(source)
     if not load.has_template(spec):
@@ -44,12 +50,21 @@ def start(source: str, who: str) -> Started:
     record = f".starts/{key}.json"
     try:
         last = open_run(records.load(starts.read(record).data, record)["run"])
-        claim = read_claim(last.store)
         same = last.spec.model_copy(update={"run": spec.run}) == spec
-        if same and claim is not None and claim.claim.state == "held":
+        if same and _would_resume(last):
             return Started(last, True)
-    except (NotFound, ElasticTPUError):
+    except (NotFound, BadInput):
         pass  # the first one, or its directory is gone
     run = create_run(load.expand_name(spec, who))
     starts.put(record, records.dump({"run": run.uri, "holder": who}))
     return Started(run, False)
+
+
+def _would_resume(run: Run) -> bool:
+    """Whether running again goes on with this run: it is driven, or it was interrupted or lost before its result."""
+    claim = read_claim(run.store)
+    if claim is None or claim.claim.state != "done":
+        return claim is not None
+    status = load_status(run.read(STATUS))
+    ended_well_enough = (None, ExitCode.INFRASTRUCTURE, ExitCode.ENDED_ON_REQUEST, ExitCode.EVICTED)
+    return read_result(run) is None and status is not None and status.exit in ended_well_enough

@@ -1,7 +1,7 @@
 """What a spec amounts to, worked out with no side effect and without JAX: hardware, memory, MaxText overrides, cost.
 
-`contradictions` is the part that refuses: fields that are right alone and wrong together. `make_plan` is the part
-that tells: what `elastic-tpu plan` prints and what the trainer and the platform act on.
+What is refused (fields that are right alone and wrong together) is in contradictions.py; this is what `elastic-tpu
+plan` prints and what the trainer and the platform act on.
 """
 
 from __future__ import annotations
@@ -12,8 +12,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from . import maxtext_config, tpu
-from .errors import BadInput, Problem
-from .spec import RunSpec, is_bucket
+from .spec import RunSpec
 
 # Data sets that MaxText makes itself.
 NOT_FILES = ("synthetic",)
@@ -21,8 +20,8 @@ NOT_FILES = ("synthetic",)
 # A checkpoint above this size goes through Pathways' persistence service instead of the head's memory.
 PERSISTENCE_ABOVE_GIB = 6.7
 
-_SUFFIXES = {".parquet": "parquet", ".array_record": "arrayrecord", ".arrayrecord": "arrayrecord"}
-_EXPORTED = ("qwen3",)
+# A suffix may be followed by a shard (`x.array_record-00000-of-00008`, `x.parquet*`), not by another suffix.
+_SUFFIX = re.compile(r"\.(parquet|array_?record)(?![\w.])")
 _GIB = 2.0**30
 
 
@@ -68,10 +67,8 @@ def data_kind(pattern: str) -> tuple[str, str]:
     """MaxText's (dataset_type, grain_file_type) for a file pattern; unknown suffixes are Hugging Face's."""
     if pattern == "synthetic":
         return "synthetic", ""
-    for suffix, kind in _SUFFIXES.items():
-        if pattern.rstrip("*").endswith(suffix):
-            return "grain", kind
-    return "hf", ""
+    found = _SUFFIX.search(pattern)
+    return ("grain", found[1].replace("_", "")) if found else ("hf", "")
 
 
 def shape_of(spec: RunSpec) -> tpu.SliceShape:
@@ -83,89 +80,9 @@ def shape_of(spec: RunSpec) -> tpu.SliceShape:
     return tpu.resolve_slice(spec.slices.type, spec.slices.machine_type, spec.slices.topology)
 
 
-def contradictions(spec: RunSpec) -> list[Problem]:
-    """Everything that is wrong with a spec whose fields are right one by one."""
-    problems: list[Problem] = []
-    problems += _slice_problems(spec)
-    problems += _data_problems(spec)
-    problems += maxtext_config.check_model(spec.model.name)
-    problems += maxtext_config.check_overrides(spec.train.maxtext)
-    problems += _secret_problems(spec)
-    if spec.model.start_from is not None:
-        problems.append(
-            Problem("model.start_from", spec.model.start_from, "is reserved and not built yet; leave it out")
-        )
-    keys = maxtext_config.resolved(spec.model.name, spec.train.maxtext)
-    block = keys.get("decoder_block")
-    if spec.export and maxtext_config.base() and block not in _EXPORTED:
-        cure = f"the exporter knows {', '.join(_EXPORTED)} (decoder_block {block!r} it does not); set `export: false`"
-        problems.append(Problem("model.name", spec.model.name, cure))
-    if spec.evaluate and not spec.export:
-        problems.append(
-            Problem("evaluate", None, "needs an export; set `evaluate: false` too, or drop `export: false`")
-        )
-    if spec.evaluate and spec.evaluate.gate and not spec.evaluate.heldout:
-        problems.append(Problem("evaluate.gate", None, "needs `evaluate.heldout: true`, or no gate"))
-    if spec.checkpoint.every > spec.train.steps:
-        cure = f"is more than train.steps ({spec.train.steps}): nothing would be saved between start and end; lower it"
-        problems.append(Problem("checkpoint.every", spec.checkpoint.every, cure))
-    return problems
+def fsdp_ways(keys: Mapping[str, Any], devices: int, slices: int) -> int | None:
+    """Devices that MaxText's fsdp axis spans over all slices; None when the axes do not multiply to what there is."""
 
-
-def _slice_problems(spec: RunSpec) -> list[Problem]:
-    problems: list[Problem] = []
-    slices = spec.slices
-    if slices.min is not None and slices.min > slices.count:
-        problems.append(Problem("slices.min", slices.min, f"must be at most slices.count ({slices.count})"))
-    if (slices.type is None) == (slices.machine_type is None):
-        cure = "give either an accelerator name as `type` (v6e-16), or `machine_type` and `topology`"
-        return [*problems, Problem("slices.type", slices.type, cure)]
-    if slices.machine_type is not None and slices.topology is None:
-        return [*problems, Problem("slices.topology", None, "is required beside slices.machine_type")]
-    if slices.reservation is not None and slices.capacity != "reservation":
-        cure = "needs `slices.capacity: reservation`; spot, flex-start and reservations exclude one another"
-        problems.append(Problem("slices.reservation", slices.reservation, cure))
-    if slices.capacity == "reservation" and slices.reservation is None:
-        problems.append(Problem("slices.reservation", None, "is required with `slices.capacity: reservation`"))
-    try:
-        shape = shape_of(spec)
-    except BadInput as error:
-        return [*problems, *(error.problems or (Problem("slices.type", slices.type, str(error)),))]
-    if (shape.generation == "sim") != (spec.platform == "local"):
-        right = "sim-<VMs>x<devices a VM>, e.g. sim-1x2" if spec.platform == "local" else "a TPU, e.g. v6e-16"
-        problems.append(Problem("slices.type", slices.type, f"platform {spec.platform} takes {right}"))
-        return problems
-    for index, fault in enumerate(spec.local.faults):
-        if fault.slice >= slices.count:
-            cure = f"there are {slices.count} slices, numbered from 0"
-            problems.append(Problem(f"local.faults.{index}.slice", fault.slice, cure))
-    return problems + _division_problems(spec, shape)
-
-
-def _division_problems(spec: RunSpec, shape: tpu.SliceShape) -> list[Problem]:
-    """Dimensions that fsdp shards must divide over the devices of its axis (MaxText refuses them only on the TPU)."""
-    keys = maxtext_config.resolved(spec.model.name, spec.train.maxtext)
-    if not maxtext_config.base():
-        return []
-    ways = _fsdp_ways(keys, shape.devices, spec.slices.count)
-    if ways is None:
-        cure = f"the ici_* parallelisms do not multiply to {shape.devices} devices a slice"
-        return [Problem("train.maxtext", None, cure)]
-    problems = []
-    emb = keys.get("base_emb_dim")
-    if isinstance(emb, int) and ways > 1 and emb % ways:
-        problems.append(
-            Problem("train.maxtext.base_emb_dim", emb, f"must divide by the {ways} devices that fsdp spans")
-        )
-    batch = keys.get("per_device_batch_size")
-    if isinstance(batch, (int, float)) and (batch * shape.devices) % 1:
-        problems.append(
-            Problem("train.maxtext.per_device_batch_size", batch, "times the devices must be a whole number")
-        )
-    return problems
-
-
-def _fsdp_ways(keys: Mapping[str, Any], devices: int, slices: int) -> int | None:
     def fill(prefix: str, total: int) -> int | None:
         axes = {k: int(v) for k, v in keys.items() if re.fullmatch(rf"{prefix}_\w+_parallelism", k) and v is not None}
         known = 1
@@ -180,44 +97,6 @@ def _fsdp_ways(keys: Mapping[str, Any], devices: int, slices: int) -> int | None
     inner = fill("ici", devices)
     outer = fill("dcn", slices) if slices > 1 else 1
     return None if inner is None or outer is None else inner * outer
-
-
-def _data_problems(spec: RunSpec) -> list[Problem]:
-    problems = []
-    kind, _ = data_kind(spec.data.train)
-    if kind != "grain" and spec.recovery:
-        cure = (
-            "cannot resume where it stopped, so a recovery would train on other data; use .parquet or .array_record "
-            "files, or set `recovery: false`"
-        )
-        problems.append(Problem("data.train", spec.data.train, cure))
-    if spec.evaluate and spec.evaluate.heldout and spec.data.eval is None:
-        cure = "is required by evaluate.heldout; name the held-out files, or set `evaluate: false`"
-        problems.append(Problem("data.eval", None, cure))
-    if spec.data.eval is not None and data_kind(spec.data.eval)[0] != "grain":
-        problems.append(Problem("data.eval", spec.data.eval, "must be .parquet or .array_record files"))
-    if spec.data.eval is not None and spec.data.eval == spec.data.train:
-        problems.append(Problem("data.eval", spec.data.eval, "is the training data: hold some data out"))
-    keys = spec.train.maxtext
-    if keys.get("grain_use_elastic_iterator") and keys.get("packing", True):
-        problems.append(Problem("train.maxtext.packing", True, "must be false with grain_use_elastic_iterator"))
-    if spec.platform == "gke":
-        for path, uri in (("run.output", spec.run.output), ("data.train", spec.data.train)):
-            if not is_bucket(uri) and uri not in NOT_FILES:
-                problems.append(Problem(path, uri, "must be a bucket (gs://...) on platform gke"))
-    return problems
-
-
-def _secret_problems(spec: RunSpec) -> list[Problem]:
-    problems = []
-    for name, ref in spec.secrets.items():
-        by_key = ref.secret is not None and ref.key is not None and ref.env is None
-        by_env = ref.env is not None and ref.secret is None and ref.key is None
-        if spec.platform == "gke" and not by_key:
-            problems.append(Problem(f"secrets.{name}", None, "on gke give {secret: <name>, key: <key>}"))
-        if spec.platform == "local" and not by_env:
-            problems.append(Problem(f"secrets.{name}", None, "on the local platform give {env: <NAME>}"))
-    return problems
 
 
 def parameter_count(keys: Mapping[str, Any]) -> int | None:
@@ -251,7 +130,7 @@ def _memory(keys: Mapping[str, Any], shape: tpu.SliceShape, slices: int) -> Memo
     first_moment = _BYTES.get(str(keys.get("mu_dtype") or keys.get("weight_dtype")), 4)
     moments = {"sgd": 0, "muon": first_moment}.get(str(keys.get("opt_type")), first_moment + weight)
     parameters, optimizer = count * weight / _GIB, count * moments / _GIB
-    ways = _fsdp_ways(keys, shape.devices, slices)
+    ways = fsdp_ways(keys, shape.devices, slices)
     per_device = (parameters * 2 + optimizer) / ways if ways else None  # weights, gradients, moments
     return Memory(count, parameters, optimizer, parameters + optimizer, per_device)
 
@@ -303,7 +182,7 @@ def make_plan(spec: RunSpec) -> Plan:
     keys = maxtext_config.resolved(spec.model.name, spec.train.maxtext)
     memory = _memory(keys, shape, spec.slices.count)
     devices = shape.devices * spec.slices.count
-    batch = keys.get("per_device_batch_size", 1)
+    accumulation = int(_number(keys.get("gradient_accumulation_steps")))
     big = memory is not None and memory.checkpoint_gib > PERSISTENCE_ABOVE_GIB
     persistence = big and spec.platform == "gke"
     notes = []
@@ -321,7 +200,6 @@ def make_plan(spec: RunSpec) -> Plan:
     hours = {
         name: getattr(spec.limits, name) / 3600 * spec.slices.count for name in ("start", "first_step", "total")
     } | {"wait_for_slices": spec.patience.wait_for_slices / 3600 * spec.slices.count}
-    size = "unknown" if memory is None else f"{memory.checkpoint_gib:.1f} GiB"
     return Plan(
         run_id=spec.run_id,
         uri=spec.uri,
@@ -333,14 +211,25 @@ def make_plan(spec: RunSpec) -> Plan:
         chips=shape.chips * spec.slices.count,
         vms=shape.vms * spec.slices.count,
         devices=devices,
-        global_batch=int(float(batch) * devices),
+        global_batch=int(_number(keys.get("per_device_batch_size")) * devices * accumulation),
         memory=memory,
         persistence=persistence,
-        persistence_reason=(
-            f"a checkpoint is {size}, {'above' if big else 'not above'} {PERSISTENCE_ABOVE_GIB} GiB"
-            + ("" if spec.platform == "gke" else "; the local platform has no Pathways service")
-        ),
+        persistence_reason=_persistence_reason(memory, big, spec.platform),
         overrides=maxtext_overrides(spec),
         slice_hours=hours,
         notes=tuple(notes),
     )
+
+
+def _persistence_reason(memory: Memory | None, big: bool, platform: str) -> str:
+    if platform != "gke":
+        return "the local platform has no Pathways service"
+    if memory is None:
+        return f"the size of a checkpoint is not known here; it matters above {PERSISTENCE_ABOVE_GIB} GiB"
+    side = "above" if big else "not above"
+    return f"a checkpoint is {memory.checkpoint_gib:.2f} GiB, {side} {PERSISTENCE_ABOVE_GIB} GiB"
+
+
+def _number(value: object) -> float:
+    """A checked override; 1 where MaxText is not installed and nothing was checked."""
+    return float(value) if isinstance(value, (int, float)) else 1.0

@@ -7,6 +7,7 @@ listing proves a checkpoint and no byte is read. On a folder it is the sha256 of
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -18,6 +19,9 @@ from .store import Store
 COMMIT = "commit_success.txt"
 METADATA = "_CHECKPOINT_METADATA"
 TEMPORARY = ".orbax-checkpoint-tmp"
+
+# A step's folder, or its small file; Orbax writes no leading zeros.
+_STEP = re.compile(r"(0|[1-9][0-9]*)(?:/|\.json$)")
 
 
 @dataclass(frozen=True)
@@ -83,22 +87,26 @@ def compare(proof: Proof, files: Mapping[str, FileProof]) -> list[str]:
 def files_of(store: Store, step: int, only_sizes: bool = False) -> dict[str, FileProof]:
     """The files of a checkpoint as they are on storage now."""
     folder = f"{run.checkpoint(step)}/"
-    return {
-        entry.name.removeprefix(folder): FileProof(
-            entry.size,
-            entry.digest or ("" if only_sizes else store.digest(entry.name)),
-            entry.generation if entry.digest else "",
-        )
-        for entry in store.list(folder)
-    }
+    files = {}
+    for entry in store.list(folder):
+        try:
+            digest = entry.digest or ("" if only_sizes else store.digest(entry.name))
+        except NotFound:
+            continue  # retention removed it just now
+        generation = entry.generation if entry.digest else ""
+        files[entry.name.removeprefix(folder)] = FileProof(entry.size, digest, generation)
+    return files
 
 
 def read_proof(store: Store, step: int) -> Proof | None:
-    """The recorded proof of a step, or None; one that cannot be read proves nothing."""
+    """The recorded proof of a step, or None; one that cannot be read, or is of another step, proves nothing."""
     try:
-        return load_proof(records.load(store.read(run.proof(step)).data, run.proof(step)))
-    except (NotFound, BadInput, KeyError, TypeError, ValueError):
+        record = records.load(store.read(run.proof(step)).data, run.proof(step))
+        proof = load_proof(record)
+    except (NotFound, BadInput, KeyError, TypeError, ValueError, AttributeError):
         return None
+    sound = proof.step == step and COMMIT in proof.files and record.get("digest") == proof.digest
+    return proof if sound else None
 
 
 def check(store: Store, step: int) -> list[str]:
@@ -114,13 +122,19 @@ def check(store: Store, step: int) -> list[str]:
 
 
 def steps_in(names: Iterable[str], folder: str) -> list[int]:
-    """Step numbers among the names below a folder such as ``checkpoints/`` or ``proofs/``."""
+    """Step numbers among the names below a folder: ``checkpoints/<step>/...`` or ``proofs/<step>.json``."""
     found = set()
     for name in names:
-        part = name.removeprefix(folder).partition("/")[0].removesuffix(".json")
-        if name.startswith(folder) and part.isdigit():
-            found.add(int(part))
+        match = _STEP.match(name, len(folder)) if name.startswith(folder) else None
+        if match:
+            found.add(int(match[1]))
     return sorted(found)
+
+
+def step_of(name: str) -> int | None:
+    """The step that a checkpoint's folder is named for, or None when it is no checkpoint's."""
+    match = _STEP.fullmatch(f"{name}/")
+    return int(match[1]) if match else None
 
 
 def recorded_steps(store: Store) -> list[int]:

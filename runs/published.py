@@ -31,6 +31,8 @@ def export_of(run: Run, result: TrainingResult | None = None) -> tuple[dict[str,
         return None, str(error)
     if manifest is None:
         return None, f"{folder}/manifest.json is missing: the export was never published"
+    if not _is_manifest(manifest):
+        return None, f"{folder}/manifest.json is not a manifest of an export; export again"
     if (manifest.get("spec_hash"), manifest.get("proof_digest")) != (run.spec_hash, result.proof_digest):
         return None, f"{folder} is the export of another spec or checkpoint"
     sizes = {entry.name.removeprefix(f"{folder}/"): entry.size for entry in run.store.list(f"{folder}/")}
@@ -38,6 +40,16 @@ def export_of(run: Run, result: TrainingResult | None = None) -> tuple[dict[str,
         if sizes.get(name) != entry["size"]:
             return None, f"{folder}/{name} has {sizes.get(name, 'no')} bytes, its manifest says {entry['size']}"
     return manifest, ""
+
+
+def _is_manifest(record: Mapping[str, Any]) -> bool:
+    files = record.get("files")
+    return (
+        isinstance(record.get("export_digest"), str)
+        and isinstance(files, dict)
+        and bool(files)
+        and all(isinstance(entry, dict) and isinstance(entry.get("size"), int) for entry in files.values())
+    )
 
 
 def evaluation_key(export_digest: str, data_digest: str, tasks: list[str]) -> str:
@@ -57,7 +69,8 @@ def evaluation_of(run: Run) -> tuple[dict[str, Any] | None, str]:
             record = run.read(entry.name)
         except ElasticTPUError:
             continue
-        if record and record.get("export_digest") == manifest["export_digest"]:
+        sound = record is not None and isinstance(record.get("metrics"), dict)
+        if record and sound and record.get("export_digest") == manifest["export_digest"]:
             found.append((entry.updated, record))
     if not found:
         return None, "there is no evaluation of this export"

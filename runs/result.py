@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass, fields
 
 from . import proof, records
 from . import run as names
+from .errors import BadInput
 from .run import Run
 
 
@@ -30,12 +31,22 @@ class TrainingResult:
 
 
 def read_result(opened: Run) -> TrainingResult | None:
-    """result.json as it stands, proven or not; None when it is not there."""
+    """result.json as it stands, proven or not; None when it is not there.
+
+    Raises:
+      BadInput: it cannot be read, or a newer version wrote it.
+    """
     record = opened.read(names.RESULT)
     if record is None:
         return None
     known = {f.name for f in fields(TrainingResult)}
-    return TrainingResult(**{k: v for k, v in record.items() if k in known})
+    try:
+        result = TrainingResult(**{k: v for k, v in record.items() if k in known})
+    except TypeError as error:
+        raise BadInput(f"{opened.path(names.RESULT)}: not a training result ({error})") from error
+    if not isinstance(result.final_step, int) or not isinstance(result.spec_hash, str):
+        raise BadInput(f"{opened.path(names.RESULT)}: not a training result; it was damaged or is not ours")
+    return result
 
 
 def proven_result(opened: Run) -> tuple[TrainingResult | None, str]:
@@ -51,6 +62,9 @@ def proven_result(opened: Run) -> tuple[TrainingResult | None, str]:
             None,
             f"{names.RESULT} is of another spec (hash {result.spec_hash[:12]}, this is {opened.spec_hash[:12]})",
         )
+    last = opened.spec.train.steps - 1
+    if result.final_step != last and not result.early_stop:
+        return None, f"{names.RESULT} is of step {result.final_step}, the last is {last} and the data did not end early"
     recorded = proof.read_proof(opened.store, result.final_step)
     if recorded is None or recorded.digest != result.proof_digest:
         return None, f"the proof of the final checkpoint (step {result.final_step}) is missing or another one"

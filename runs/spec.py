@@ -43,7 +43,7 @@ def parse_duration(value: object) -> float:
         seconds = float(min(value, 2 * _LONGEST))
     else:
         raise ValueError("must be a duration such as 45s, 20m, 4h or 2d")
-    if not 0 < seconds:
+    if not seconds > 0:
         raise ValueError("must be a duration above zero")
     if not 0.001 <= seconds <= _LONGEST:
         raise ValueError("must be a duration between 1ms and 36500d")

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict, dataclass, field, fields
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from . import records
+from .errors import BadInput
 
 Phase = Literal["starting", "waiting", "restoring", "compiling", "training", "saving", "stopping", "ended"]
 
@@ -39,18 +41,29 @@ class Status:
     trained_seconds: float = 0.0
 
     def dump(self) -> bytes:
-        """As the bytes of status.json; a loss that is not finite is written as null."""
+        """As the bytes of status.json; a number that is not finite is written as null."""
         record = asdict(self)
-        if self.loss is not None and self.loss - self.loss != 0:
-            record["loss"] = None
+        for name in ("loss", "step_seconds", "eta"):
+            if record[name] is not None and not math.isfinite(record[name]):
+                record[name] = None
         return records.dump(record)
 
 
 def load_status(record: dict[str, Any] | None) -> Status | None:
-    """A status from its record; fields of a newer writer that this version does not know are ignored."""
+    """A status from its record; fields of a newer writer that this version does not know are ignored.
+
+    Raises:
+      BadInput: it is no status.
+    """
     if record is None:
         return None
     known = {f.name for f in fields(Status)}
     values = {key: value for key, value in record.items() if key in known}
-    values["slices"] = SliceCount(**values.get("slices", {}))
-    return Status(**values)
+    try:
+        values["slices"] = SliceCount(**values.get("slices", {}))
+        status = Status(**values)
+    except TypeError as error:
+        raise BadInput(f"status.json: not the status of a trainer ({error}); it was damaged or is not ours") from error
+    if status.phase not in get_args(Phase):
+        raise BadInput(f"status.json: unknown phase {status.phase!r}; it was damaged or is not ours")
+    return status

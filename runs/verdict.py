@@ -119,7 +119,11 @@ def _alive(seen: Observation, status: Status | None) -> Verdict:
 
 
 def _over(job: str, seen: Observation, status: Status | None, unproven_reason: str) -> Verdict:
-    code, said = seen.exit_code, status.reason if status is not None and status.phase == "ended" else ""
+    code = seen.exit_code
+    # The trainer's word counts for its own exit only: the platform may have made another code of it (limits), and after
+    # a death without last words the status is still the living one's.
+    ended = status is not None and status.phase == "ended"
+    said = status.reason if status is not None and ended and status.exit == code else ""
     if code == 0:
         reason = f"{job} exited 0 but {unproven_reason or 'its result is not proven'}"
         return Verdict("done", "failed", "user", ExitCode.BUG, reason, seen.evidence)
@@ -130,8 +134,10 @@ def _over(job: str, seen: Observation, status: Status | None, unproven_reason: s
         reason = seen.detail or f"{job} was killed by signal {-code}"
         return Verdict("done", "failed", "relaunch", ExitCode.INFRASTRUCTURE, reason, seen.evidence)
     outcome, act = _WHO_ACTS.get(code, ("failed", "user"))
-    if code == ExitCode.ENDED_ON_REQUEST and said.startswith("superseded"):
+    if code == ExitCode.ENDED_ON_REQUEST and status is not None and not ended:
+        # Who ends on request says so in status.json; who is silent found another trainer's words there.
         outcome = "superseded"
+        said = f"another trainer has this run (attempt {status.attempt} in status.json); {job} ended without a write"
     verdict_code = ExitCode.INFRASTRUCTURE if code == ExitCode.EVICTED else code
     if code not in _WHO_ACTS:
         verdict_code = ExitCode.BUG

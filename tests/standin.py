@@ -98,7 +98,11 @@ class StandIn:
             stop = self.beat.stop
             if step % self.run.spec.checkpoint.every == 0 or step == steps - 1 or stop:
                 self._save(step, state)
-            if self.args.exit_at and step == self.args.exit_at[0] and self.session.attempt.number <= self.args.exit_times:
+            if (
+                self.args.exit_at
+                and step == self.args.exit_at[0]
+                and self.session.attempt.number <= self.args.exit_times
+            ):
                 if self.args.exit_at[1] < 0:
                     os.kill(os.getpid(), -self.args.exit_at[1])
                 leave(self.session.end(self.args.exit_at[1], f"told to exit at step {step}"))

@@ -63,7 +63,7 @@ class Case:
         """`trainer`: options of the stand-in; `sections`: of the spec, merged over a small default."""
         self.folder, self.name = folder, name
         self.output = folder / "out"
-        self.trainer = [sys.executable, str(STANDIN), "--step-seconds", "0.01", *trainer]
+        self.trainer_command = [sys.executable, str(STANDIN), "--step-seconds", "0.01", *trainer]
         self.sections = sections
         self.spec = self.write()
 
@@ -79,7 +79,7 @@ class Case:
             "checkpoint": {"every": 10},
             "export": False,
             "evaluate": False,
-            "local": {"restart_delay": "100ms", "trainer": self.trainer},
+            "local": {"restart_delay": "100ms", "trainer": self.trainer_command},
         }
         for changes in (self.sections, sections):
             for key, value in changes.items():
@@ -255,7 +255,9 @@ class Launcher:
             self.process.send_signal(signal.SIGINT)
 
 
-def command(*args: str, cwd: Path | None = None, seconds: float = SECONDS, **env: str) -> subprocess.CompletedProcess[str]:
+def command(
+    *args: str, cwd: Path | None = None, seconds: float = SECONDS, **env: str
+) -> subprocess.CompletedProcess[str]:
     """Run `elastic-tpu` to its end, with its two outputs apart."""
     return subprocess.run(
         [*COMMAND, *args],

@@ -93,13 +93,13 @@ def evaluate(run: Run, events: EventLog) -> None:
     tasks: list[str] = []
     data_digest = ""
     if run.spec.evaluate and run.spec.evaluate.heldout:
-        from .heldout import evaluate_heldout, matching_files
+        from .heldout import evaluate_heldout
 
         assert run.spec.data.eval is not None
         keys = maxtext_config.resolved(run.spec.model.name, plan.maxtext_overrides(run.spec))
         heldout = evaluate_heldout(
             run.path(names.export(manifest["step"])),
-            matching_files(run.spec.data.eval),
+            [run.spec.data.eval],
             text_column=run.spec.data.text,
             max_target_length=int(keys.get("max_target_length", 2048)),
             batch_size=16,

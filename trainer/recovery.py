@@ -55,7 +55,8 @@ class Recovering:
         """The data of recovery.finished."""
         ready = self.ready if self.ready is not None else self.began
         training = self.training if self.training is not None else ready
-        lost = max(0, self.reached - self.restored)
+        reached = max(self.reached, self.restored)  # a step that was saved and never told was reached
+        lost = reached - self.restored
         repeated = self.lost_times.after(self.restored) if self.in_process else lost * self.mean_step_seconds
         seconds = {
             "detect": self.detect,
@@ -66,7 +67,7 @@ class Recovering:
         return {
             "cause": self.cause,
             "slices": self.slices,
-            "reached": self.reached,
+            "reached": reached,
             "restored": self.restored,
             "steps_lost": lost,
             "seconds": {name: round(value, 3) for name, value in seconds.items()},

@@ -37,6 +37,7 @@ class SupervisedJob:
         self._proven_at_restart: int | None = None
         self._again_at: float | None = None
         self._kill_at: float | None = None
+        self._began = 0
 
     def start(self) -> None:
         """Start its process."""
@@ -47,13 +48,21 @@ class SupervisedJob:
                 env[name] = os.environ[reference.env]
         argv = [*command, *self.argv]
         _log.info("starting %s: %s", self.name, shlex.join(argv))
-        with self.log.open("ab") as output:
-            self.process = spawn_child(argv, output, env)
         self._again_at = None
+        with self.log.open("ab") as output:
+            self._began = output.tell()
+            try:
+                self.process = spawn_child(argv, output, env)
+            except OSError as error:
+                why = error.strerror or str(error)
+                self.over, self.exit_code = True, int(ExitCode.BAD_INPUT)
+                self.reason = f"local.trainer: {argv[0]!r} cannot be started ({why}); give a command that can"
+                _log.error("%s", self.reason)
 
     def stop(self, grace: float) -> None:
-        """SIGTERM now, SIGKILL after `grace` seconds."""
-        self._kill_at = time.monotonic() + grace
+        """SIGTERM now, SIGKILL after `grace` seconds; of several calls the shortest grace counts."""
+        kill_at = time.monotonic() + grace
+        self._kill_at = kill_at if self._kill_at is None else min(self._kill_at, kill_at)
         self._again_at = None
         if self.process is None:
             self.over = True
@@ -78,40 +87,43 @@ class SupervisedJob:
                 end_group(self.process, signal.SIGKILL)
             return
         end_group(self.process, signal.SIGKILL)  # what it started ends with it
-        self._ended(code, wanted and self._kill_at is None and self._still_wanted())
+        state = self._claim_state()
+        self._ended(code, wanted and self._kill_at is None and state in ("held", "unknown"), state == "stop")
 
-    def _ended(self, code: int, wanted: bool) -> None:
+    def _ended(self, code: int, wanted: bool, stopped: bool) -> None:
         assert self.process is not None
         if self.name == "train":
             newest = max(proof.recorded_steps(self.run.store), default=None)
             if newest != self._proven_at_restart:
                 self._restarts, self._proven_at_restart = 0, newest
-        decision = relaunch.decide(code, self._restarts, self.run.spec.patience.head_restarts, wanted)
-        self._write_exit(code, decision)
+        decision = relaunch.decide(code, self._restarts, self.run.spec.patience.head_restarts, wanted, stopped)
+        last_words = tail(self.log, self._began)
+        self.reason = decision.reason or (_last_line(last_words) if code else "")
+        self._write_exit(code, decision, last_words)
         _log.info("%s: exit code %d; %s", self.name, code, decision.reason or "over")
-        self.reason, self.process = decision.reason, None
+        self.process = None
         if decision.again:
             self._restarts += 1
             self._again_at = time.monotonic() + _PAUSE
         else:
             self.over, self.exit_code = True, decision.code
 
-    def _still_wanted(self) -> bool:
+    def _claim_state(self) -> str:
         try:
-            return load_claim(self.run.store.read(run.CLAIM).data).state == "held"
+            return load_claim(self.run.store.read(run.CLAIM).data).state
         except ElasticTPUError:
-            return True
+            return "unknown"
 
-    def _write_exit(self, code: int, decision: relaunch.Decision) -> None:
+    def _write_exit(self, code: int, decision: relaunch.Decision, last_words: str) -> None:
         assert self.process is not None
         record = {
             "exit_code": code,
             "final": not decision.again,
             "code": decision.code,
-            "reason": decision.reason,
+            "reason": self.reason,
             "pid": self.process.pid,
             "time": records.timestamp(),
-            "tail": tail(self.log),
+            "tail": last_words,
         }
         folder = run.attempts(self.name)
         number = newest_attempt(self.run, self.name)
@@ -145,12 +157,17 @@ def newest_attempt(opened: Run, job: str) -> int:
     return max((int(name) for name in names if name.isdigit()), default=0)
 
 
-def tail(path: Path, lines: int = 12) -> str:
-    """The last lines of a log."""
+def tail(path: Path, start: int = 0, lines: int = 12) -> str:
+    """The last lines of a log, from byte `start` on."""
     try:
         with path.open("rb") as file:
-            file.seek(max(0, path.stat().st_size - 8192))
+            file.seek(max(start, path.stat().st_size - 8192))
             text = file.read().decode(errors="replace")
     except OSError:
         return ""
     return "\n".join(text.splitlines()[-lines:])
+
+
+def _last_line(text: str) -> str:
+    lines = [line for line in text.splitlines() if line.strip()]
+    return lines[-1].strip() if lines else ""

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import socket
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal
 
@@ -19,10 +21,11 @@ from ...runs.verdict import Observation
 from ..base import Job, ReleaseReport, SliceState
 from .control import ask, control_socket
 from .job import newest_attempt, tail
-from .processes import ProcessId
+from .processes import ProcessId, identify
 from .slices import runtime_folder
 
-_START = 30.0  # seconds a supervisor may take until it answers
+_START = 90.0  # seconds a supervisor may take until it answers; one before it that is ending is waited for
+_STARTING = 5.0  # seconds a release waits for a supervisor that does not answer yet, or no longer
 _END = 60.0  # seconds a release may take: the trainer's grace, and some
 
 
@@ -37,8 +40,9 @@ class LocalPlatform:
     def acquire(self) -> None:
         """Start the supervisor of the slices, unless it is there."""
         self._check_host()
-        if self._state("slices") is not None:
-            return
+        state = self._state("slices")
+        if state is not None and not state["ending"]:
+            return  # adopted; one that is ending is waited for by the next one
         intent: dict[str, Any] = {
             "run_id": self._run.run_id,
             "platform": "local",
@@ -73,21 +77,28 @@ class LocalPlatform:
             return SliceState("released", 0, wanted, str(record.get("reason", "")))
         return SliceState("failed", 0, wanted, f"the supervisor of the slices (pid {record['pid']}) is gone")
 
-    def release(self) -> ReleaseReport:
-        """End every supervisor of this run and verify by pid that nothing is left."""
+    def release(self, jobs: bool = True) -> ReleaseReport:
+        """End the supervisors of this run and verify by pid that nothing is left."""
         self._check_host()
         record = self._run.read(run.SLICES) or {}
         existed: list[str] = []
         left: list[str] = []
-        for name in ("slices", "export", "evaluate"):
-            state = self._state(name)
-            pids = self._pids(name, state, record)
+        for name in ("slices", "export", "evaluate") if jobs else ("slices",):
+            try:
+                state = self._state(name)
+                if state is not None:
+                    ask(control_socket(self._folder, name), "release", why="released")
+                patience = _STARTING if state is None else _END
+            except Infrastructure:
+                state, patience = None, 0.0  # it is there and does not answer
+            alive = self._wait_gone(self._pids(name, state), patience)
+            for process in alive:  # it did not end in order, so it ends, and its children with it
+                with suppress(ProcessLookupError):
+                    os.kill(process.pid, signal.SIGKILL)
             if state is not None:
                 existed += self._names(name, state)
-                ask(control_socket(self._folder, name), "release", why="released")
-            alive = self._wait_gone(pids)
-            for process in alive:  # it did not end in order, so it ends
-                os.kill(process.pid, signal.SIGKILL)
+            elif alive:
+                existed.append(f"supervisor of {name}, which did not answer")
             left += [f"pid {p.pid}" for p in self._wait_gone(alive, 5.0)]
         if record and not left and record.get("state") != "released":
             self._mark_released(record, existed)
@@ -98,13 +109,17 @@ class LocalPlatform:
     def launch(self, job: Job) -> None:
         """Start a job under its supervisor; one that runs is adopted."""
         name = "slices" if job.slices else job.name
-        if self._state(name) is None:
-            if job.slices:
-                raise Infrastructure(
-                    f"{job.name} needs slices, and there are none: {self.slices().detail or 'provision first'}"
-                )
-            self._start_supervisor(name)
-        ask(control_socket(self._folder, name), "launch", job=job.name, argv=list(job.argv))
+        for _ in range(3):  # a supervisor of a CPU job ends with it, perhaps between two questions
+            if self._state(name) is None:
+                if job.slices:
+                    raise Infrastructure(
+                        f"{job.name} needs slices, and there are none: {self.slices().detail or 'provision first'}"
+                    )
+                self._start_supervisor(name)
+            answer = ask(control_socket(self._folder, name), "launch", job=job.name, argv=list(job.argv))
+            if answer is not None:
+                return
+        raise Infrastructure(f"the supervisor of {name} ends at once; see {self._folder / name}.log")
 
     def observe(self, job: Job) -> Observation:
         """Ask the supervisor, or read the job's last attempt."""
@@ -124,12 +139,13 @@ class LocalPlatform:
         if ended is None:
             detail = f"{job.name} died together with its supervisor (attempt {number})"
             return Observation("over", None, detail=detail, evidence={"attempt": number})
-        reason = ended["reason"] or (_last_line(ended["tail"]) if ended["code"] else "")
-        return Observation("over", ended["code"], detail=reason, evidence={"attempt": number, "tail": ended["tail"]})
+        evidence = {"attempt": number, "tail": ended["tail"]}
+        return Observation("over", ended["code"], detail=ended["reason"], evidence=evidence)
 
-    def cancel(self, job: Job) -> None:
+    def cancel(self, job: Job, now: bool = False) -> None:
         """SIGTERM, then SIGKILL; the slices stay."""
-        ask(control_socket(self._folder, "slices" if job.slices else job.name), "cancel")
+        path = control_socket(self._folder, "slices" if job.slices else job.name)
+        ask(path, "cancel", **({"grace": 0.0} if now else {}))
 
     def kill_slice(self, index: int, whole: bool = False) -> str:
         """SIGKILL the worker of a slice; a simulated slice has one worker, so `whole` makes no difference."""
@@ -160,12 +176,18 @@ class LocalPlatform:
         log = self._folder / f"{name}.log"
         argv = [sys.executable, "-m", "elastic_tpu.platforms.local.supervisor", "--run", self._run.uri, "--name", name]
         with log.open("ab") as output:
-            subprocess.run(argv, stdin=subprocess.DEVNULL, stdout=output, stderr=output, check=True)
-        deadline = time.monotonic() + _START
-        while self._state(name) is None:
-            if time.monotonic() > deadline:
-                raise Infrastructure(f"the supervisor did not start; its log {log} ends:\n{tail(log)}")
-            time.sleep(0.02)
+            began = output.tell()
+            # Its own session: a Ctrl-C in this moment is the launcher's to handle.
+            child = subprocess.Popen(
+                argv, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True
+            )
+            try:
+                code = child.wait(_START)
+            except subprocess.TimeoutExpired:
+                child.kill()
+                code = child.wait()
+        if code:  # it returns as soon as the supervisor answers, or has failed
+            raise Infrastructure(f"the supervisor of {name} did not start; its log {log} ends:\n{tail(log, began)}")
 
     def _check_host(self) -> None:
         record = self._run.read(run.SLICES)
@@ -175,17 +197,17 @@ class LocalPlatform:
                 f"the slices of this run are processes of host {record['host']}, this is {here}; go there"
             )
 
-    def _pids(self, name: str, state: dict[str, Any] | None, record: dict[str, Any]) -> list[ProcessId]:
-        from .processes import identify
-
+    def _pids(self, name: str, state: dict[str, Any] | None) -> list[ProcessId]:
         pids: list[ProcessId] = []
         if state is not None:
             pids.append(identify(int(state["pid"])))
             pids += [identify(int(w["pid"])) for w in state["workers"] if w["pid"]]
             if state["job"] and state["job"]["pid"]:
                 pids.append(identify(int(state["job"]["pid"])))
-        elif name == "slices" and record.get("pid") and record.get("started"):
-            pids.append(ProcessId(int(record["pid"]), float(record["started"])))
+        else:
+            with suppress(OSError, ValueError, KeyError):  # there was none, or it was killed while it started
+                holder = json.loads((self._folder / f"{name}.lock").read_text())
+                pids.append(ProcessId(int(holder["pid"]), float(holder["started"])))
         return pids
 
     @staticmethod
@@ -214,11 +236,6 @@ class LocalPlatform:
         for path in list(self._folder.glob("*")) if self._folder.exists() else []:
             if path.suffix in (".sock", ".ctl"):
                 path.unlink(missing_ok=True)
-
-
-def _last_line(text: str) -> str:
-    lines = [line for line in text.splitlines() if line.strip()]
-    return lines[-1].strip() if lines else ""
 
 
 def log_folder(opened: Run) -> Path:

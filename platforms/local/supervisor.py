@@ -20,15 +20,15 @@ import socket
 import sys
 import time
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from ...runs import records, run
 from ...runs.claim import load_claim
-from ...runs.errors import ElasticTPUError, Unreachable
+from ...runs.errors import ElasticTPUError, Infrastructure, Unreachable
 from ...runs.events import EventLog
 from ...runs.run import Run, open_run
 from ...runs.status import load_status
-from .control import control_socket
+from .control import ask, control_socket
 from .job import SupervisedJob
 from .processes import identify
 from .slices import runtime_folder
@@ -195,12 +195,23 @@ def serve(supervisor: Supervisor, server: socket.socket) -> None:
     selector = selectors.DefaultSelector()
     selector.register(server, selectors.EVENT_READ)
     selector.register(wake, selectors.EVENT_READ)
-    while supervisor.tick():
+    while _look(supervisor):
         for key, _ in selector.select(_TICK):
             if key.fileobj is wake:
                 wake.recv(512)
             else:
                 _serve_one(supervisor, server)
+
+
+def _look(supervisor: Supervisor) -> bool:
+    """One look; a storage that does not answer ends nothing, unless everything is to end anyway."""
+    try:
+        return supervisor.tick()
+    except Unreachable as error:
+        if supervisor.ending is not None:
+            raise
+        _log.warning("the run directory does not answer: %s", error)
+        return True
 
 
 def _serve_one(supervisor: Supervisor, server: socket.socket) -> None:
@@ -218,24 +229,51 @@ def _serve_one(supervisor: Supervisor, server: socket.socket) -> None:
         _log.warning("a launcher went away: %s", error)
 
 
+def _lock(path: Path, control: Path) -> IO[str] | None:
+    """The lock of that name, with this process named in it; None when another supervisor serves already.
+
+    One that is ending is waited for: its processes must be gone before new ones take their places.
+    """
+    lock = path.open("a+")
+    deadline = time.monotonic() + 2 * _GRACE
+    while True:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            break
+        except BlockingIOError:
+            state = ask(control, "state")
+            if state is not None and not state["ending"]:
+                return None
+            if time.monotonic() > deadline:
+                raise Infrastructure(f"{path}: the supervisor before this one does not end") from None
+            time.sleep(0.05)
+    me = identify(os.getpid())
+    lock.truncate(0)
+    lock.write(json.dumps({"pid": me.pid, "started": me.started}))
+    lock.flush()
+    return lock
+
+
 def main() -> None:
     """Entry point: leave the launcher's session, take the lock, serve, clean up."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--run", required=True)
     parser.add_argument("--name", required=True, choices=["slices", "export", "evaluate"])
     args = parser.parse_args()
+    answers, ready = os.pipe()
     if os.fork():
-        os._exit(0)  # the launcher waits for this one; the child belongs to nobody
+        os.close(ready)
+        os._exit(0 if os.read(answers, 1) else 1)  # the launcher waits for this one; the child belongs to nobody
     os.setsid()
+    os.close(answers)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(message)s", stream=sys.stderr)
     opened = open_run(args.run)
     folder = runtime_folder(opened.run_id)
-    lock = (folder / f"{args.name}.lock").open("a")
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return  # another one has it
     path = control_socket(folder, args.name)
+    lock = _lock(folder / f"{args.name}.lock", path)
+    if lock is None:
+        os.write(ready, b"1")
+        return
     path.unlink(missing_ok=True)
     supervisor = Supervisor(opened, args.name, folder)
     server = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -244,6 +282,8 @@ def main() -> None:
     server.listen(64)
     supervisor.write_slices("requested")
     temporary.rename(path)
+    os.write(ready, b"1")
+    os.close(ready)
     try:
         serve(supervisor, server)
         if supervisor.name == "slices":

@@ -7,7 +7,6 @@ import signal
 import subprocess
 from collections.abc import Callable
 
-import psutil
 import pytest
 from elastic_tpu.runs.claim import decide_stop
 from elastic_tpu.runs.driver import Driver
@@ -290,8 +289,9 @@ def test_the_launcher_of_a_run_that_a_trainer_by_hand_took_ends(make_case: MakeC
     case = make_case(train={"steps": 100_000})
     with Launcher(case) as launcher:
         case.wait_for_step(5)
-        argv = [*case.trainer.__self__.sections["local"]["trainer"]] if False else _trainer_argv(case)
-        with subprocess.Popen(argv, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as by_hand:
+        with subprocess.Popen(
+            case.trainer().cmdline(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        ) as by_hand:
             try:
                 assert launcher.wait() == ExitCode.ENDED_ON_REQUEST
                 assert "another trainer" in launcher.output
@@ -300,10 +300,6 @@ def test_the_launcher_of_a_run_that_a_trainer_by_hand_took_ends(make_case: MakeC
     record = case.exit_of(1)
     assert record is not None
     assert record["exit_code"] == ExitCode.ENDED_ON_REQUEST
-
-
-def _trainer_argv(case: Case) -> list[str]:
-    return [*psutil.Process(case.trainer().pid).cmdline()]
 
 
 def test_a_stop_while_slices_are_taken_is_not_undone(make_case: MakeCase) -> None:

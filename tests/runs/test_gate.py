@@ -38,13 +38,18 @@ def test_conditions_are_read(text: str, condition: Condition) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["", "heldout.loss", "heldout.loss = 1", "heldout.loss == 1", "heldout.loss <= nan", "heldout.loss < inf"]
-    + [
-        "<= 1",
+    [
+        "",
+        "heldout.loss",
+        "heldout.loss = 1",
+        "heldout.loss == 1",
+        "heldout.loss <=> 1",
+        "heldout.loss <= nan",
+        "heldout.loss < inf",
         "heldout.loss <= 1.85 nats",
         "heldout.loss <= 5%",
         "1.85 >= heldout.loss",
-        "heldout.loss <=> 1",
+        "<= 1",
         "a <= 1_0",
     ],
 )
@@ -99,6 +104,7 @@ def test_one_condition(expression: str, value: object, outcome: str) -> None:
         ({"documents": None}, "documents is None"),
         ({"perplexity": 5.9e9}, "above the vocabulary's size 151936"),
         ({"loss": 13.0}, "worse than guessing"),
+        ({"loss": 13.0, "perplexity": None}, "worse than guessing"),
     ],
 )
 def test_an_evaluation_that_contradicts_itself_is_invalid_whatever_the_conditions(
@@ -129,6 +135,11 @@ def test_metrics_may_be_flat_or_nested() -> None:
     assert evaluate_gate(["heldout.loss <= 2"], {**flat, "heldout.tokens": 0}).outcome == "invalid"
 
 
+def test_a_model_that_guesses_is_bad_and_not_invalid() -> None:
+    guessing = {**GOOD, "loss": GOOD["uniform_loss"] * (1 + 1e-7), "perplexity": 151936 * (1 + 1e-6)}
+    assert evaluate_gate(["heldout.loss <= 2"], {"heldout": guessing}).outcome == "failed"
+
+
 def test_no_metrics_pass_no_gate() -> None:
     assert evaluate_gate(["heldout.loss <= 2"], {}).outcome == "failed"
     assert evaluate_gate([], {}).passed
@@ -138,7 +149,8 @@ def test_figures_with_other_settings_do_not_compare() -> None:
     settings = {"max_length": 2048, "prefix_token": 1, "data_digest": "d", "tokenizer_digest": "t", "dtype": "bfloat16"}
     assert incomparable(settings, dict(settings)) == ()
     assert incomparable(settings, {**settings, "max_length": 1024}) == ("max_length: 2048 and 1024",)
-    assert incomparable(settings, {}) and incomparable({}, {})
+    assert incomparable(settings, {})
+    assert incomparable({}, {})
 
 
 def test_the_module_needs_only_the_standard_library() -> None:

@@ -358,6 +358,25 @@ def test_at_every_write_a_reader_sees_no_export_or_the_whole_one(
             verify_export(str(tmp_path / "out"))
 
 
+def test_a_damaged_export_loses_its_manifest_before_anything_else(
+    tmp_path: Path, tokenizer: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, out = write(tmp_path, tiny.tensors()), tmp_path / "out"
+    run(source, out, tokenizer)
+    (out / "config.json").write_text("{}")
+
+    def unlink_once(path: Path) -> None:
+        monkeypatch.undo()
+        path.unlink()
+        raise Killed
+
+    monkeypatch.setattr(type(published.epath.Path(out)), "unlink", unlink_once)
+    with pytest.raises(Killed):
+        run(source, out, tokenizer)
+    assert not (out / "manifest.json").exists()
+    assert (out / "model.safetensors").exists()
+
+
 def test_a_published_export_is_returned_and_not_written_again(tmp_path: Path, tokenizer: Path) -> None:
     source = write(tmp_path, tiny.tensors())
     first = run(source, tmp_path / "out", tokenizer)

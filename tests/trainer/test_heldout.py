@@ -106,8 +106,7 @@ def test_padding_is_not_counted() -> None:
     assert (score.nll, score.tokens) == (3.0, 3)
 
 
-def test_few_shapes_are_asked_for(exported: Path) -> None:
-    del exported
+def test_few_shapes_are_asked_for() -> None:
     shapes = set()
 
     def compute(ids: np.ndarray, labels: np.ndarray) -> np.ndarray:
@@ -119,13 +118,10 @@ def test_few_shapes_are_asked_for(exported: Path) -> None:
     assert shapes == {(8, 32), (8, 128), (8, 200)}
 
 
-@pytest.mark.parametrize("adds_bos", [True, False])
-@pytest.mark.parametrize("text", ["ab", "<bos>ab"])
+@pytest.mark.parametrize(("adds_bos", "text"), [(False, "ab"), (True, "ab"), (True, "<bos>ab")])
 def test_exactly_one_bos_begins_a_document(
     tmp_path: Path, adds_bos: bool, text: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if text.startswith("<bos>") and not adds_bos:
-        pytest.skip("a tokenizer that does not know the special token spells it")
     export = make_export(tmp_path, adds_bos=adds_bos)
     compute, rows = spy(lambda _: 1.0)
     monkeypatch.setattr(heldout.jax, "jit", lambda _: lambda _params, ids, labels: compute(ids, labels))
