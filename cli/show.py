@@ -16,7 +16,7 @@ from ..runs import goodput
 from ..runs import plan as plans
 from ..runs import run as names
 from ..runs.claim import Seen, is_stale, read_claim
-from ..runs.errors import BadInput, NotFound
+from ..runs.errors import BadInput, Infrastructure, NotFound
 from ..runs.events import EventReader
 from ..runs.load import read_spec
 from ..runs.result import read_result
@@ -128,7 +128,10 @@ def _slices(run: Run) -> str:
     record = run.read(names.SLICES) or {}
     wanted = run.spec.slices.count
     if run.spec.platform == "local" and record.get("host") == socket.gethostname():
-        seen = open_platform(run).slices()
+        try:
+            seen = open_platform(run).slices()
+        except Infrastructure as error:
+            return f"unknown: {error}"
         return seen.detail if seen.state in ("requested", "partly", "ready") else f"{seen.state} {seen.detail}".strip()
     return f"{record.get('state', 'none')}, {len(record.get('slices', []))} of {wanted}"
 

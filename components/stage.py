@@ -13,7 +13,6 @@ Importing this loads the standard library only: a scheduler does it every few se
 
 from __future__ import annotations
 
-import socket
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
@@ -146,13 +145,6 @@ def open_stage(
     return JobStage(step, opened, platform, claimed, tell)
 
 
-def this_holder() -> str:
-    """A person at a terminal as a holder: ``user@host``."""
-    import getpass
-
-    return f"{getpass.getuser()}@{socket.gethostname()}"
-
-
 def _interval(run: Run) -> float:
     return 0.25 if run.spec.platform == "local" else 15.0
 
@@ -248,12 +240,13 @@ class JobStage:
 
     def submit(self) -> None:
         self._claim.take() if self.step.claim == "take" else self._claim.join()
-        if self._skipped or self._proof(self.run)[0] is not None:
-            return  # complete: nothing is launched
+        if self._skipped:
+            return
         self._wait_until_stopped()
         if self.platform.observe(self.job).state in ("queued", "starting", "running"):
             return  # adopted
-        self.platform.launch(self.job)
+        if self._proof(self.run)[0] is None:  # asked last: a job that was just running may have proven it
+            self.platform.launch(self.job)
 
     def poll(self) -> Verdict:
         if self._claim.renew() and self.name != "train":

@@ -69,19 +69,35 @@ def recoveries(events: Sequence[Event]) -> list[Recovery]:
 
 
 def measure(events: Sequence[Event], end: datetime) -> Goodput:
-    """Account for the time from the moment all slices were first ready until `end`."""
+    """Account for the time from the moment all slices were first ready until `end`.
+
+    The first step of a process or of a recovery holds the compilation, so it counts as start or recovery, not as
+    training. What events do not explain is `other`; where they claim more than there was (a process that died kept no
+    exact account), training gives way.
+    """
     ready = [e.time for e in events if e.kind == "slice.ready" and e.data.get("all")]
     begin = min(ready) if ready else min((e.time for e in events if e.kind == "attempt.started"), default=end)
     total = max(0.0, (end - begin).total_seconds())
-    stretches = [e for e in events if e.kind in ("recovery.started", "train.stopped")]
-    trained = sum(float(e.data.get("trained_seconds", 0.0)) for e in stretches)
     done = recoveries(events)
-    repeated = sum(float(e.data.get("repeated_seconds", 0.0)) for e in events if e.kind == "recovery.finished")
-    productive = max(0.0, min(total, trained - repeated))
-    kinds = {"training": productive, "repeated": min(repeated, total)}
-    for part in RECOVERY_PARTS:
-        kinds[part] = sum(r.seconds[part] for r in done)
-    first = min((e.time for e in events if e.kind == "train.first_step"), default=end)
-    kinds["start"] = max(0.0, (first - begin).total_seconds())
-    kinds["other"] = max(0.0, total - sum(kinds.values()))
-    return Goodput(total, productive, {k: round(v, 3) for k, v in kinds.items()}, tuple(done))
+    firsts = [e for e in events if e.kind == "train.first_step"]
+    first = min((e.time for e in firsts), default=end)
+    later = sum(_seconds(e, "seconds") for e in firsts[1:])
+    stretches = [e for e in events if e.kind in ("recovery.started", "train.stopped")]
+    trained = sum(_seconds(e, "trained_seconds") for e in stretches)
+    repeated = sum(_seconds(e, "repeated_seconds") for e in events if e.kind == "recovery.finished")
+    claimed = {"start": (first - begin).total_seconds()}
+    claimed |= {part: sum(r.seconds[part] for r in done) for part in RECOVERY_PARTS}
+    claimed["first_step"] += later
+    claimed["repeated"] = repeated
+    claimed["training"] = trained - repeated - claimed["first_step"] - sum(_seconds(e, "seconds") for e in firsts[:1])
+    left, kinds = total, {}
+    for kind, seconds in claimed.items():
+        kinds[kind] = round(min(left, max(0.0, seconds)), 3)
+        left = max(0.0, left - kinds[kind])
+    kinds["other"] = round(left, 3)
+    return Goodput(total, kinds["training"], kinds, tuple(done))
+
+
+def _seconds(event: Event, name: str) -> float:
+    value = event.data.get(name)
+    return float(value) if isinstance(value, (int, float)) else 0.0

@@ -194,6 +194,6 @@ def check_overrides(overrides: Mapping[str, Any]) -> list[Problem]:
 def check_model(name: str) -> list[Problem]:
     """Problems of `model.name`."""
     known = models()
-    if known and name not in known:
+    if known and name not in known and name != base().get("model_name"):  # "default": what base.yml describes
         return [Problem("model.name", name, f"MaxText has no such model{nearest(name, known)}")]
     return []

@@ -121,6 +121,11 @@ def check(store: Store, step: int) -> list[str]:
     return sizes or compare(proof, files_of(store, step))
 
 
+def is_finished(store: Store, step: int) -> bool:
+    """Whether a checkpoint still has its commit marker: Orbax's retention removes old ones, on a bucket file by file."""
+    return any(entry.name == f"{run.checkpoint(step)}/{COMMIT}" for entry in store.list(run.checkpoint(step) + "/"))
+
+
 def steps_in(names: Iterable[str], folder: str) -> list[int]:
     """Step numbers among the names below a folder: ``checkpoints/<step>/...`` or ``proofs/<step>.json``."""
     found = set()

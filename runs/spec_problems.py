@@ -105,7 +105,7 @@ def _cure(detail: ErrorDetails, path: str, fields: list[str]) -> str:
         return (
             "must be a Kubernetes label: at most 63 letters, digits, '.', '_' and '-', a letter or digit at both ends"
         )
-    if kind == "string_too_long":
+    if kind in ("string_too_long", "too_long"):
         return f"must be at most {detail['ctx'].get('max_length', LONGEST_NAME)} characters"
     if re.fullmatch(r"local\.faults\.\d+\.down", path):
         return "must be a duration such as 3s, or forever"

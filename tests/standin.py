@@ -1,9 +1,9 @@
 """A stand-in trainer: it speaks the run contract and trains nothing.
 
-It plays the trainer where the platform, a stage, the claim or an adapter is under test, in a second instead of a minute.
-Everything about the contract is the real thing (attempt, heartbeat and fence, events, proofs, result, exit codes, slices
-lost and back); only the model is not: its state is a hash chained over the steps, so that a step left out or done twice
-shows in the final checkpoint. Never used to show anything about MaxText, Orbax or JAX.
+It plays the trainer where the platform, a stage, the claim or an adapter is under test, in a second instead of a
+minute. Everything about the contract is the real thing (attempt, heartbeat and fence, events, proofs, result, exit
+codes, slices lost and back); only the model is not: its state is a hash chained over the steps, so that a step left out
+or done twice shows in the final checkpoint. Never used to show anything about MaxText, Orbax or JAX.
 
 In a spec:   local: {trainer: [<python>, <this file>, --step-seconds, "0.02", ...]}
 """
@@ -165,7 +165,7 @@ def cpu_job(run: Run, job: str, args: argparse.Namespace) -> int:
     events = EventLog(run.store, job, attempt.number)
     time.sleep(args.job_seconds)
     if args.fail_job == job:
-        print(f"error: {job} was told to fail")
+        print(f"error: {job} was told to fail")  # noqa: T201 - as a job says it
         log.close()
         return int(ExitCode.BUG)
     result, why = proven_result(run)

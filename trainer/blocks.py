@@ -72,11 +72,12 @@ def blocks(
 
 @dataclass(frozen=True)
 class Read:
-    """One block to read: the array's path, its open store, and where."""
+    """One block to read: the array's path, its open store, and where; `transposed` if its columns will be walked."""
 
     path: LeafPath
     store: Any
     block: Block
+    transposed: bool
 
 
 def read_ahead(
@@ -84,8 +85,8 @@ def read_ahead(
 ) -> Iterator[tuple[Read, np.ndarray[Any, Any]]]:
     """Read blocks in order, cast to `dtype` (None: as stored), decompressing the next ones in the background.
 
-    The arrays that come back have spread-out strides (see `spread`), so that they are cheap to transpose. Memory: a
-    block takes its chunk's compressed and decompressed bytes while it is read, then its bytes in `dtype`.
+    Blocks that will be transposed have spread-out strides (see `spread`). Memory: a block takes its chunk's compressed
+    and decompressed bytes while it is read, then its bytes in `dtype`.
 
     Raises:
       BadInput: a chunk is missing or damaged.
@@ -100,7 +101,8 @@ def read_ahead(
             size = math.prod(upcoming.block.shape) * upcoming.store.dtype.numpy_dtype.itemsize
             if flying and in_flight + size > limit:
                 break
-            target = spread(upcoming.block.shape, dtype or upcoming.store.dtype.numpy_dtype)
+            allocate = spread if upcoming.transposed else np.empty
+            target = allocate(upcoming.block.shape, dtype or upcoming.store.dtype.numpy_dtype)
             where = tuple(slice(a, b) for a, b in zip(upcoming.block.start, upcoming.block.stop, strict=True))
             source = ts.cast(upcoming.store, ts.dtype(target.dtype))[where]
             if source.rank:
@@ -118,11 +120,12 @@ def read_ahead(
 
 
 def reads(path: LeafPath, store: Any, order: Sequence[int] = ()) -> Iterator[Read]:
-    """All blocks of one array; `order` as for `blocks`, by default the last axis first."""
-    order = order or range(store.rank - 1, -1, -1)
+    """All blocks of one array; `order` as for `blocks`, by default the last axis first as the array is stored."""
+    stored = tuple(range(store.rank - 1, -1, -1))
+    order = order or stored
     chunk = store.chunk_layout.read_chunk.shape or store.shape
     for block in blocks(store.shape, chunk, store.dtype.numpy_dtype.itemsize, order):
-        yield Read(path, store, block)
+        yield Read(path, store, block, transposed=tuple(order) != stored)
 
 
 def spread(shape: Sequence[int], dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:

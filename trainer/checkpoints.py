@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import logging
+from contextlib import suppress
 from pathlib import Path
 
 from ..runs import proof, records
@@ -35,8 +36,8 @@ def finished_steps(store: Store) -> set[int]:
 
 def prove(store: Store, step: int, session: TrainerSession) -> proof.Proof:
     """Record what makes a finished checkpoint proven: names, sizes, digests, generations, commit time."""
-    session.heartbeat.confirm()
     proven = proof.Proof(step, proof.files_of(store, step), _commit_time(store, step))
+    session.heartbeat.confirm()  # digests take minutes; what a zombie had in flight must not become proven
     store.put(names.proof(step), proven.dump())
     session.event("checkpoint.proven", step=step, digest=proven.digest, files=len(proven.files))
     return proven
@@ -58,7 +59,8 @@ def reject(store: Store, uri: str, step: int, why: list[str], session: TrainerSe
     else:
         aside = Path(uri) / "checkpoints-rejected" / f"{step}-{stamp}"
         aside.parent.mkdir(exist_ok=True)
-        (Path(uri) / names.checkpoint(step)).rename(aside)
+        with suppress(FileNotFoundError):  # retention was faster
+            (Path(uri) / names.checkpoint(step)).rename(aside)
     store.delete(names.proof(step))
     session.event("checkpoint.rejected", step=step, why=why[:10])
 
@@ -88,9 +90,11 @@ def settle(store: Store, uri: str, own: set[int], session: TrainerSession) -> in
 
 def _listed_by_orbax(store: Store, uri: str) -> set[int]:
     if is_bucket(uri):
-        return all_steps(store)
+        return finished_steps(store)  # with no rename in a bucket, Orbax goes by the marker
     folder = Path(uri) / "checkpoints"  # an empty folder counts for Orbax, and no listing of files shows it
-    return {int(p.name) for p in folder.iterdir() if p.name.isdigit() and p.is_dir()} if folder.is_dir() else set()
+    if not folder.is_dir():
+        return set()
+    return {step for p in folder.iterdir() if (step := proof.step_of(p.name)) is not None and p.is_dir()}
 
 
 def open_whole(folder: str, step: int) -> list[str]:
@@ -108,5 +112,5 @@ def _commit_time(store: Store, step: int) -> int | None:
         metadata = json.loads(store.read(f"{names.checkpoint(step)}/{proof.METADATA}").data)
     except (NotFound, ValueError):
         return None
-    value = metadata.get("commit_timestamp_nsecs")
-    return int(value) if value is not None else None
+    value = metadata.get("commit_timestamp_nsecs") if isinstance(metadata, dict) else None
+    return value if isinstance(value, int) else None

@@ -12,14 +12,18 @@ import logging
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
+from queue import Empty, SimpleQueue
 from typing import Any
 
+from ..runs import records
 from ..runs import run as names
 from ..runs.claim import load_claim
-from ..runs.errors import Changed, ElasticTPUError, Exists, ExitCode, NotFound, Unreachable
+from ..runs.errors import Changed, ElasticTPUError, EndedOnRequest, Exists, ExitCode, NotFound, Unreachable
 from ..runs.run import Run
 from ..runs.status import Status, load_status
+from ..runs.store import Item
 from .limits import Watch, overdue
 
 _log = logging.getLogger("elastic_tpu.trainer")
@@ -43,7 +47,9 @@ class Heartbeat:
       nonce: names this process in status.json.
       interval: seconds between beats.
       leave: ends the process at once with an exit code (`os._exit`).
+      elapsed: seconds since the run's first attempt began.
       clock: monotonic seconds.
+      pause: sleeps so many seconds.
     """
 
     def __init__(
@@ -55,21 +61,22 @@ class Heartbeat:
         leave: Callable[[int], None],
         elapsed: Callable[[], float],
         clock: Callable[[], float] = time.monotonic,
+        pause: Callable[[float], None] = time.sleep,
     ) -> None:
-        self._run, self._interval, self._leave, self._clock = run, interval, leave, clock
+        self._run, self._interval, self._leave, self._clock, self._pause = run, interval, leave, clock, pause
         self._status = Status(run.run_id, attempt, nonce, steps=run.spec.train.steps)
         self._elapsed = elapsed
         self._generation: str | None = None
         self._state = threading.Lock()  # never held during a write: training updates it at every step
         self._lock = threading.RLock()
-        self._wake = threading.Event()
-        self._closed = False
+        self._wake: SimpleQueue[None] = SimpleQueue()  # unlike an Event, a signal handler may put into it at any moment
+        self._closed = self._left = False
         self._thread = threading.Thread(target=self._loop, name="heartbeat", daemon=True)
         self._reached_at = clock()
         self._phase_since = clock()
         self._progress_at = clock()
         self._stop_seen: tuple[str, float] | None = None
-        self._own_beats = 0
+        self._took_at = clock()
         self.held = threading.Event()
         self.stop: Stop | None = None
 
@@ -79,8 +86,15 @@ class Heartbeat:
         return self._status
 
     def start(self) -> Status | None:
-        """Take the fence over and start beating; returns what the trainer before this one said last."""
+        """Take the fence over and start beating; returns what the trainer before this one said last.
+
+        Raises:
+          Unreachable: the storage was away for longer than `recovery.storage_timeout`.
+        """
         before = self._take_over()
+        self._reached_at = self._took_at = self._clock()
+        if before is None or before.phase == "ended":
+            self.held.set()  # there is nobody who would have to notice first
         self._look_at_claim()
         self._thread.start()
         return before
@@ -91,38 +105,50 @@ class Heartbeat:
             phase = changes.get("phase", self._status.phase)
             if phase != self._status.phase:
                 self._phase_since = self._progress_at = self._clock()
-                self._wake.set()
+                self._wake.put(None)
             if changes.get("step", self._status.step) != self._status.step:
                 self._progress_at = self._clock()
             self._status = dataclasses.replace(self._status, **changes)
 
     def evicted(self) -> None:
-        """SIGTERM arrived: save and leave."""
+        """SIGTERM arrived: save and leave. Takes no lock, since a handler may run inside `update`."""
         self.request_stop(Stop(ExitCode.EVICTED, "SIGTERM: this process is being evicted"))
 
     def request_stop(self, stop: Stop) -> None:
         """Ask training to end after the step that runs; the first reason counts."""
-        with self._state:
-            self.stop = self.stop or stop
-        self._wake.set()
+        self.stop = self.stop or stop
+        self._wake.put(None)
 
     def confirm(self) -> None:
-        """Make sure that this process still holds the run, before it saves, restores, proves or tells."""
-        if self._clock() - self._reached_at > 2 * self._interval:
+        """Make sure that this process still holds the run, before it saves, restores, proves or tells.
+
+        Blocks while the storage is away: the heartbeat ends the process when that lasts too long.
+
+        Raises:
+          EndedOnRequest: the process has said its last word, and another may have begun.
+        """
+        while not self._closed:
+            if self._clock() - self._reached_at <= 2 * self._interval:
+                return
             self.beat()
+            if self._clock() - self._reached_at > 2 * self._interval:
+                self._pause(self._interval)
+        raise EndedOnRequest("this trainer has ended or lost the run; it saves, proves and tells nothing more")
 
     def wait_until_held(self) -> None:
-        """Block until the fence was held for two beats."""
-        while not self.held.wait(0.1):
-            self._wake.set()
+        """Block until the fence was held for two intervals: whoever held it before has noticed by then."""
+        while not self.held.wait(0.05):
+            if self._clock() - self._took_at >= 2 * self._interval:
+                self._wake.put(None)
 
     def finish(self, code: int, reason: str, **changes: Any) -> None:
         """The last word: phase ended, with the exit code."""
         with self._lock:
-            self._closed = True
-            self._wake.set()
-            self._end_status(code, reason, **changes)
-            self._write()
+            if not self._closed:
+                self._closed = True
+                self._wake.put(None)
+                self._end_status(code, reason, **changes)
+                self._write()
         if self._thread.is_alive() and self._thread is not threading.current_thread():
             self._thread.join(5.0)
 
@@ -130,8 +156,11 @@ class Heartbeat:
 
     def _loop(self) -> None:
         while not self._closed:
-            self._wake.wait(self._interval)
-            self._wake.clear()
+            with suppress(Empty):
+                self._wake.get(timeout=self._interval)
+            with suppress(Empty):
+                while True:
+                    self._wake.get_nowait()
             if self._closed:
                 return
             try:
@@ -149,47 +178,70 @@ class Heartbeat:
                 return
             self._look_at_claim()
             self._write()
-            self._enforce()
+            if not self._closed:
+                self._enforce()
 
     def _take_over(self) -> Status | None:
-        patience = self._run.spec.patience.storage_timeout
+        store, patience, before = self._run.store, self._run.spec.patience.storage_timeout, None
         while True:
             try:
                 try:
-                    item = self._run.store.read(names.STATUS)
+                    item = store.read(names.STATUS)
                 except NotFound:
-                    self._generation = self._run.store.create(names.STATUS, self._status.dump())
-                    return None
-                before = load_status(self._run.read(names.STATUS))
-                self._generation = self._run.store.replace(names.STATUS, self._status.dump(), item.generation)
-                self._reached_at = self._clock()
+                    self._generation = store.create(names.STATUS, self._status.dump())
+                    return before
+                there = self._load(item)
+                if there.nonce == self._status.nonce:  # our own write, whose answer was lost
+                    self._generation = item.generation
+                    return before
+                before = there
+                self._generation = store.replace(names.STATUS, self._status.dump(), item.generation)
                 return before
             except (Exists, Changed):
                 continue  # a beat of the trainer before this one, or another one that starts: read again
             except Unreachable:
                 if self._clock() - self._reached_at > patience:
                     raise
-                time.sleep(self._interval)
+                self._pause(self._interval)
+
+    def _load(self, item: Item) -> Status:
+        status = load_status(records.load(item.data, self._run.path(names.STATUS)))
+        assert status is not None
+        return status
 
     def _write(self) -> None:
-        assert self._generation is not None
         try:
-            self._generation = self._run.store.replace(names.STATUS, self._status.dump(), self._generation)
-        except Changed:
+            self._generation = self._replace()
+        except (Changed, NotFound):
             _log.error("another trainer writes status.json of this run: leaving without a further write")
-            self._leave(ExitCode.ENDED_ON_REQUEST)
+            self._gone(ExitCode.ENDED_ON_REQUEST)
             return
         except Unreachable as error:
             silent = self._clock() - self._reached_at
             _log.warning("the run directory has not answered for %.0f s: %s", silent, error)
             if silent > self._run.spec.patience.storage_timeout:
                 _log.error("recovery.storage_timeout is spent: leaving without a save")
-                self._leave(ExitCode.INFRASTRUCTURE)
+                self._gone(ExitCode.INFRASTRUCTURE)
             return
         self._reached_at = self._clock()
-        self._own_beats += 1
-        if self._own_beats >= 2:
+        if self._reached_at - self._took_at >= 2 * self._interval:
             self.held.set()
+
+    def _replace(self) -> str:
+        """Write over our own last write, also over one whose answer was lost. Raises Changed: it is another's."""
+        assert self._generation is not None
+        store = self._run.store
+        try:
+            return store.replace(names.STATUS, self._status.dump(), self._generation)
+        except Changed:
+            item = store.read(names.STATUS)
+            if self._load(item).nonce != self._status.nonce:
+                raise
+            return store.replace(names.STATUS, self._status.dump(), item.generation)
+
+    def _gone(self, code: ExitCode) -> None:
+        self._closed = self._left = True
+        self._leave(code)
 
     def _look_at_claim(self) -> None:
         try:
@@ -217,9 +269,11 @@ class Heartbeat:
 
     def _end_now(self, code: ExitCode, reason: str) -> None:
         _log.error("ending now: %s", reason)
+        self._closed = True  # before the status says so: a successor need not wait for this process
         self._end_status(code, reason)
         self._write()
-        self._leave(code)
+        if not self._left:
+            self._gone(code)
 
     def _end_status(self, code: int, reason: str, **changes: Any) -> None:
         with self._state:

@@ -33,7 +33,7 @@ def overdue(watch: Watch, spec: RunSpec) -> Spent | None:
     While slices are missing only `wait_for_slices` and `total` count: a run may stand still for long without being
     stalled. A stall (all slices there, no step) is infrastructure: a new process may get on.
     """
-    live = watch.phase in ("training", "saving")
+    live = watch.phase in ("training", "saving", "stopping")
     if watch.total > spec.limits.total:
         return Spent(
             ExitCode.LIMIT_SPENT, f"limits.total ({format_duration(spec.limits.total)}) is spent", now=not live
@@ -49,4 +49,9 @@ def overdue(watch: Watch, spec: RunSpec) -> Spent | None:
         return Spent(
             ExitCode.INFRASTRUCTURE, f"stalled: no step for {limit} (recovery.stalled_after), all slices there", True
         )
+    preparing = max(spec.limits.first_step, patience.stalled_after)
+    if watch.phase in ("starting", "restoring", "compiling") and watch.in_phase > preparing:
+        limit = format_duration(preparing)
+        field = "limits.first_step" if preparing == spec.limits.first_step else "recovery.stalled_after"
+        return Spent(ExitCode.INFRASTRUCTURE, f"stalled: {watch.phase} for {limit} ({field})", True)
     return None

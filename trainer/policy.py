@@ -40,7 +40,7 @@ _HEAD = re.compile(r"^\s*(UNAVAILABLE|ABORTED|CANCELLED)\b")
 
 
 def classify(failure: Failure, before: Failure | None) -> Cause:
-    """The cause of a failure; `before` is the one before it in this process, with no completed step between."""
+    """The cause of a failure; `before` is the last one in this process, if its step was not completed since."""
     if failure.slices_lost:
         return Cause.SLICE_LOST
     if failure.kind == "storage":
@@ -88,8 +88,8 @@ def starts_without_progress(proven_at_start: list[int | None], proven_now: int |
     count = 0
     later = proven_now
     for before in reversed(proven_at_start):
-        if before != later:
+        if later is not None and (before is None or later > before):
             break
-        count += 1
+        count += 1  # a step that was set aside since is no progress either
         later = before
     return count

@@ -26,6 +26,7 @@ class Prover:
         self._run: Run = session.run
         self._lock = threading.Lock()
         self._saved: set[int] = set()
+        self._foreign: set[int] = set()
         self._closed = threading.Event()
         self._paused = True
         self._thread = threading.Thread(target=self._loop, name="prover", daemon=True)
@@ -68,18 +69,21 @@ class Prover:
 
     def _look(self) -> None:
         store = self._run.store
-        finished = checkpoints.finished_steps(store)
         recorded = set(proof.recorded_steps(store))
-        for step in sorted(finished - recorded):
-            if step in self._saved:
-                checkpoints.prove(store, step, self._session)
-            elif recorded and step > max(recorded):
-                why = "it was saved by another trainer"
-                checkpoints.reject(store, self._run.uri, step, [why], self._session)
-        for step in recorded - finished:
-            if step not in checkpoints.all_steps(store):
-                store.delete(f"proofs/{step}.json")  # retention removed the checkpoint
-        self._record(max(recorded | (finished & self._saved), default=None))
+        for step in recorded - checkpoints.all_steps(store):
+            store.delete(f"proofs/{step}.json")  # retention removed the checkpoint
+            recorded.discard(step)
+        new = checkpoints.finished_steps(store) - recorded
+        foreign = {step for step in new - self._saved if step > max(recorded, default=-1)}
+        for step in sorted(new & self._saved):
+            checkpoints.prove(store, step, self._session)
+            recorded.add(step)
+        # Seen twice, since a save of our own may be finished a moment before `saved` is told.
+        for step in sorted(foreign & self._foreign):
+            why = "it was saved by another trainer"
+            checkpoints.reject(store, self._run.uri, step, [why], self._session)
+        self._foreign = foreign
+        self._record(max(recorded, default=None))
 
     def _record(self, step: int | None) -> int | None:
         self._session.heartbeat.update(proven_step=step)

@@ -20,15 +20,18 @@ class StepTimes:
 
     seconds: dict[int, float] = field(default_factory=dict)
     total: float = 0.0
+    first: int | None = None
 
     def add(self, step: int, seconds: float) -> None:
         """A step was completed."""
+        if self.first is None:
+            self.first = step
         self.seconds[step] = seconds
         self.total += seconds
 
     def after(self, step: int) -> float:
-        """Seconds spent in steps later than this one."""
-        return sum(seconds for s, seconds in self.seconds.items() if s > step)
+        """Seconds spent in steps later than this one; the first of the stretch, which compiled, is told elsewhere."""
+        return sum(seconds for s, seconds in self.seconds.items() if s > step and s != self.first)
 
     def forget_until(self, step: int) -> None:
         """Steps up to here are proven; they cannot be lost any more."""

@@ -100,7 +100,8 @@ class ShardFile:
     def write(self, tensor: Tensor, parts: Sequence[Part]) -> bool:
         """Write parts that follow one another on the last of the tensor's `axes` and agree on all others.
 
-        Where they cover whole rows nothing is read back; else the rest of the rows is kept as it is in the file.
+        A tensor's parts come in order, the last axis fastest. Where they cover whole rows, or are the first of theirs,
+        nothing is read back; else the rest of the rows is kept as it is in the file.
 
         Returns:
           Whether all values written are finite.
@@ -111,6 +112,7 @@ class ShardFile:
         bits, exponent = _EXPONENT[parts[0].values.dtype.name]
         extent = (*parts[0].values.shape[:-1], sum(part.values.shape[-1] for part in parts))
         whole = extent[1:] == tensor.axes[1:]
+        first_of_row = not whole and not any(parts[0].start[1:])
         row = math.prod(tensor.axes[1:])
         step = max(1, _SCRATCH_BYTES // max(1, row * parts[0].values.itemsize))
         scratch = np.empty((min(step, extent[0]), row), bits)
@@ -119,7 +121,9 @@ class ShardFile:
         for first in range(0, extent[0], step):
             rows = scratch[: min(step, extent[0] - first)]
             offset = begin + (parts[0].start[0] + first) * row * rows.itemsize
-            if not whole:
+            if first_of_row:
+                rows[:] = 0
+            elif not whole:
                 _read_exactly(self._file.fileno(), rows, offset)
             window = rows.reshape(-1, *tensor.axes[1:])
             for part in parts:

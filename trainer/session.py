@@ -17,6 +17,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -34,9 +35,16 @@ _SHIP_LOG = 30.0  # seconds between uploads of the log to a bucket
 
 def leave(code: int) -> None:
     """End the process at once: threads of grain, Orbax and gRPC may block an orderly exit for minutes."""
-    sys.stdout.flush()
-    sys.stderr.flush()
+    flush = threading.Thread(target=_flush, daemon=True)  # a pipe that nobody reads would block it for ever
+    flush.start()
+    flush.join(5.0)
     os._exit(int(code))
+
+
+def _flush() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError):
+            stream.flush()
 
 
 class Attempt:
@@ -71,7 +79,7 @@ class Attempt:
         found: dict[int, dict[str, Any]] = {}
         for entry in self.run.store.list(f"{self.folder}/"):
             number, _, file = entry.name.removeprefix(f"{self.folder}/").partition("/")
-            if number.isdigit() and file in ("started.json", "exit.json"):
+            if number.isascii() and number.isdecimal() and file in ("started.json", "exit.json"):
                 found.setdefault(int(number), {}).update(self.run.read(entry.name) or {})
         return found
 
@@ -162,9 +170,21 @@ class TrainerSession:
         signal.signal(signal.SIGTERM, lambda *_: self.heartbeat.evicted())
 
     def event(self, kind: str, *, step: int | None = None, **data: Any) -> None:
-        """Record an event, once sure that this process still holds the run."""
+        """Record an event, once sure that this process still holds the run; waits for a storage that is away.
+
+        Raises:
+          Unreachable: it was away for longer than `recovery.storage_timeout`.
+        """
+        since = time.monotonic()
+
+        def wait(error: Unreachable) -> None:
+            if time.monotonic() - since > self.run.spec.patience.storage_timeout:
+                raise error
+            time.sleep(1.0)
+            self.heartbeat.confirm()
+
         self.heartbeat.confirm()
-        self.events.write(kind, step=step, **data)
+        self.events.write(kind, step=step, patience=wait, **data)
 
     def end(self, code: int, reason: str = "", **changes: Any) -> int:
         """The last words of the process; returns the exit code."""

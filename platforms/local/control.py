@@ -15,7 +15,7 @@ def control_socket(folder: Path, name: str) -> Path:
     return folder / f"{name}.ctl"
 
 
-def ask(path: Path, call: str, timeout: float = 10.0, **arguments: Any) -> dict[str, Any] | None:
+def ask(path: Path, call: str, timeout: float = 5.0, **arguments: Any) -> dict[str, Any] | None:
     """Ask a supervisor; None when there is none.
 
     Raises:

@@ -14,7 +14,7 @@ from typing import Any
 
 from ...runs import proof, records, run
 from ...runs.claim import load_claim
-from ...runs.errors import ElasticTPUError, Exists
+from ...runs.errors import ElasticTPUError, Exists, ExitCode
 from ...runs.run import Run
 from . import relaunch
 from .processes import end_group, spawn_child
@@ -126,16 +126,24 @@ class SupervisedJob:
             "tail": last_words,
         }
         folder = run.attempts(self.name)
-        number = newest_attempt(self.run, self.name)
-        started = self.run.read(f"{folder}/{number}/started.json") if number else None
-        if started is None or started.get("pid") != self.process.pid:
-            number += 1  # it died before it could register itself
+        newest = newest_attempt(self.run, self.name)
+        number = next((n for n in range(newest, 0, -1) if self._started(n) == self.process.pid), None)
+        if number is None:
+            number = newest + 1  # it died before it could register itself
             body = {"pid": self.process.pid, "by": "supervisor", "time": records.timestamp()}
             self.run.store.put(f"{folder}/{number}/started.json", records.dump(body))
         try:
             self.run.store.create(f"{folder}/{number}/exit.json", records.dump(record))
         except Exists:
             _log.warning("attempt %d of %s has an exit on record already", number, self.name)
+
+    def _started(self, number: int) -> int | None:
+        """The pid of an attempt that has not ended yet."""
+        folder = f"{run.attempts(self.name)}/{number}"
+        if self.run.read(f"{folder}/exit.json") is not None:
+            return None
+        started = self.run.read(f"{folder}/started.json")
+        return None if started is None else started.get("pid")
 
     def record(self) -> dict[str, Any]:
         """For the answer to a launcher."""

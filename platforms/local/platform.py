@@ -103,7 +103,7 @@ class LocalPlatform:
         if record and not left and record.get("state") != "released":
             self._mark_released(record, existed)
         if not left:
-            self._tidy()
+            self._tidy(jobs)
         return ReleaseReport(tuple(existed), tuple(existed) if not left else (), tuple(left))
 
     def launch(self, job: Job) -> None:
@@ -186,6 +186,9 @@ class LocalPlatform:
             except subprocess.TimeoutExpired:
                 child.kill()
                 code = child.wait()
+            except KeyboardInterrupt:
+                child.wait(_STARTING)  # what is half started could not be asked to end
+                raise
         if code:  # it returns as soon as the supervisor answers, or has failed
             raise Infrastructure(f"the supervisor of {name} did not start; its log {log} ends:\n{tail(log, began)}")
 
@@ -232,9 +235,10 @@ class LocalPlatform:
         for index in range(self._run.spec.slices.count):
             self._events.write("slice.released", slice=index, with_supervisor=not existed)
 
-    def _tidy(self) -> None:
+    def _tidy(self, jobs: bool) -> None:
         for path in list(self._folder.glob("*")) if self._folder.exists() else []:
-            if path.suffix in (".sock", ".ctl"):
+            of_slices = path.suffix == ".sock" or path == control_socket(self._folder, "slices")
+            if of_slices or (jobs and path.suffix == ".ctl"):
                 path.unlink(missing_ok=True)
 
 

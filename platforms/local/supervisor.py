@@ -172,6 +172,9 @@ class Supervisor:
         try:
             item = self.run.store.read(run.CLAIM)
             claim = load_claim(item.data)
+            if claim.state == "done":
+                self.end(f"the run is over ({claim.holder} was done)")
+                return
             age = (self.run.store.now() - item.updated).total_seconds()
             unclaimed = age > limit
             who = f"{claim.holder} last renewed its claim {age:.0f} s ago"

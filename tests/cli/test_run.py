@@ -24,16 +24,16 @@ DATA = {"data": {"eval": "valid.parquet"}}
 
 def test_a_run_loses_a_slice_and_completes_as_if_it_had_not(make_case: MakeCase) -> None:
     fault = {"slice": 1, "after_step": 25, "down": "200ms"}
-    case = make_case(**STAGES, **DATA, local={"faults": [fault]}, train={"steps": 60})
+    case = make_case(**STAGES, **DATA, local={"faults": [fault]}, train={"steps": 200})
     with Launcher(case) as launcher:
         assert launcher.wait() == 0
-    assert case.final_state() == expected_state(60)
+    assert case.final_state() == expected_state(200)
     assert case.attempts() == [1]  # it recovered inside the process
     result = case.json("result.json")
     assert result is not None
-    assert (result["final_step"], result["recoveries"]) == (59, 1)
-    assert case.json("proofs/59.json")
-    assert case.json("export/59/manifest.json")
+    assert (result["final_step"], result["recoveries"]) == (199, 1)
+    assert case.json("proofs/199.json")
+    assert case.json("export/199/manifest.json")
     assert len(case.events("slice.lost")) == len(case.events("slice.back")) == 1
     assert len(case.events("slice.released")) == 2
     assert case.claim is not None
@@ -146,7 +146,7 @@ def test_a_killed_supervisor_takes_all_along_and_the_next_run_resumes(make_case:
 
 
 def test_a_killed_trainer_is_started_again_by_the_supervisor(make_case: MakeCase) -> None:
-    case = make_case("--exit-at", "35:-9", "--exit-times", "1")
+    case = make_case("--exit-at", "150:-9", "--exit-times", "1", train={"steps": 200})
     with Launcher(case) as launcher:
         assert launcher.wait() == 0
     assert case.attempts() == [1, 2]
@@ -156,7 +156,7 @@ def test_a_killed_trainer_is_started_again_by_the_supervisor(make_case: MakeCase
     recovery = case.events("recovery.finished")[0]
     assert recovery.data["in_process"] is False
     assert recovery.step == recovery.data["restored"] + 1
-    assert case.final_state() == expected_state(60)
+    assert case.final_state() == expected_state(200)
     case.released()
 
 

@@ -1,0 +1,162 @@
+"""The commands that look and act, on one run that is complete and one that lives."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from elastic_tpu.runs.errors import ExitCode
+from elastic_tpu.tests.support import Case, Launcher, command, until
+
+MakeCase = Callable[..., Case]
+
+
+def make_complete(folder: Path) -> Case:
+    evaluate = {"gate": ["heldout.loss <= 1.5"]}
+    case = Case(folder, train={"steps": 12}, export={}, evaluate=evaluate, data={"eval": "valid.parquet"})
+    done = command("run", str(case.spec))
+    assert done.returncode == 0, done.stdout + done.stderr
+    return case
+
+
+@pytest.fixture(scope="module")
+def complete(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Case]:
+    """A run that completed; tests leave it as it is, or put back what they change."""
+    case = make_complete(tmp_path_factory.mktemp("complete"))
+    yield case
+    case.end()
+
+
+# ---- a run that is complete
+
+
+def test_status_of_a_complete_run(complete: Case) -> None:
+    done = command("status", complete.uri, "--watch")  # over, so that it does not wait
+    assert done.returncode == 0
+    rows = dict(line.split(maxsplit=1) for line in done.stdout.splitlines())
+    assert rows["run"] == f"{complete.uri}   ({complete.run_id})"  # a line each, however narrow the output is
+    assert rows["driven"].startswith("by nobody; ")
+    assert rows["training"].startswith("ended, exit code 0")
+    assert rows["step"].startswith("11 of 12")
+    assert rows["slices"].startswith("released")
+
+
+def test_logs_of_each_job(complete: Case) -> None:
+    assert "exit code 0: complete at step 11" in command("logs", complete.uri).stdout
+    assert command("logs", complete.uri, "--follow").returncode == 0  # over, so that it ends
+    wrong = command("logs", complete.uri, "--job", "trein")
+    assert wrong.returncode == ExitCode.BAD_INPUT
+    assert "must be train, export or evaluate" in wrong.stderr
+    missing = command("logs", complete.uri, "--attempt", "7")
+    assert missing.returncode == ExitCode.BAD_INPUT
+    assert f"{complete.uri}/attempts/7/trainer.log: no such log" in missing.stderr
+
+
+def test_verify_of_a_whole_run(complete: Case) -> None:
+    done = command("verify", complete.uri)
+    assert done.returncode == 0
+    assert [line.split(":")[0] for line in done.stdout.splitlines()] == [
+        "ok   checkpoint 0",
+        "ok   checkpoint 10",
+        "ok   checkpoint 11",
+        "ok   result",
+        "ok   export",
+        "ok   evaluation",
+        "ok   gate",
+    ]
+
+
+@pytest.mark.parametrize("step", [10, 11])
+def test_verify_names_a_checkpoint_file_with_one_bit_flipped(complete: Case, step: int) -> None:
+    path = Path(complete.uri, "checkpoints", str(step), "state.json")
+    whole = path.read_bytes()
+    path.write_bytes(bytes([whole[0] ^ 1]) + whole[1:])
+    try:
+        done = command("verify", complete.uri)
+    finally:
+        path.write_bytes(whole)
+    assert done.returncode == ExitCode.BUG
+    assert f"FAIL checkpoint {step}: state.json has other content than was proven" in done.stdout
+    assert ("FAIL result" in done.stdout) is (step == 11)
+
+
+@pytest.mark.parametrize("change", ["cut", "one bit"])
+def test_verify_names_a_changed_export_file(complete: Case, change: str) -> None:
+    path = Path(complete.uri, "export", "11", "model.json")
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-3] if change == "cut" else bytes([whole[0] ^ 1]) + whole[1:])
+    try:
+        done = command("verify", complete.uri)
+    finally:
+        path.write_bytes(whole)
+    assert done.returncode == ExitCode.BUG
+    line = next(line for line in done.stdout.splitlines() if line.startswith("FAIL export"))
+    assert "model.json" in line
+
+
+def test_a_run_whose_final_checkpoint_was_damaged_is_not_complete(complete: Case) -> None:
+    path = Path(complete.uri, "checkpoints", "11", "state.json")
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-1])
+    try:
+        done = command("run", complete.uri)
+    finally:
+        path.write_bytes(whole)
+    assert "training is complete already" not in done.stdout
+    assert complete.attempts() == [1, 2]
+
+
+def test_kill_slice_where_none_runs(complete: Case) -> None:
+    done = command("kill-slice", complete.uri, "1")
+    assert done.returncode == ExitCode.BAD_INPUT
+    assert "no slices are provisioned now" in done.stderr
+
+
+# ---- a run that lives
+
+
+def test_a_live_run_is_watched_and_a_slice_killed(make_case: MakeCase) -> None:
+    case = make_case(train={"steps": 100_000})
+    with Launcher(case) as launcher:
+        case.wait_for_step(5)
+        status = command("status", case.uri).stdout
+        assert "2 of 2 slices ready" in status
+        assert "training (last heartbeat" in status
+        with Launcher(case, "logs", case.uri, "--follow", log="logs") as logs:
+            before = {worker.pid for worker in case.workers()}
+            done = command("kill-slice", case.uri, "1")
+            assert done.returncode == 0
+            killed = int(done.stdout.split("pid ")[1].split()[0])
+            assert killed in before
+            until(lambda: case.events("recovery.finished"), "a recovery")
+            wrong = command("kill-slice", case.uri, "2")
+            assert wrong.returncode == ExitCode.BAD_INPUT
+            assert "this run has 2 slices, numbered from 0" in wrong.stderr
+            case.trainer().kill()
+            until(lambda: len(case.attempts()) == 2, "a second attempt")
+            case.wait_for_step(1)
+            launcher.interrupt()
+            assert launcher.wait() == ExitCode.INTERRUPTED
+            assert logs.wait() == 0  # the run is over
+        assert "exit code 76" in logs.output  # of the second attempt's log
+    assert "slice 1 lost" in launcher.output
+    assert "recoveries" in command("status", case.uri).stdout
+    case.released()
+
+
+# ---- plan
+
+
+def test_plan_creates_nothing(make_case: MakeCase) -> None:
+    case = make_case()
+    before = sorted(case.folder.rglob("*"))
+    done = command("plan", str(case.spec))
+    assert done.returncode == 0
+    assert f"{case.uri}   ({case.run_id})" in done.stdout
+    assert "slice-hours" in done.stdout
+    machine = json.loads(command("plan", str(case.spec), "--json").stdout)
+    assert machine["plan"]["run_id"] == case.run_id
+    assert machine["spec"]["train"]["steps"] == 60
+    assert sorted(case.folder.rglob("*")) == before

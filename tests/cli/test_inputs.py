@@ -1,0 +1,144 @@
+"""What a user may get wrong: one clear error on stderr, exit code 64, no traceback, nothing created."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from elastic_tpu.runs.errors import ExitCode
+from elastic_tpu.tests.support import Case, command
+
+MakeCase = Callable[..., Case]
+COMMANDS = ["plan", "run", "status", "logs", "cancel", "release", "verify", "kill-slice"]
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_help_of_each_command_has_an_example(name: str) -> None:
+    done = command(name, "--help", COLUMNS="200")
+    assert done.returncode == 0
+    assert f"elastic-tpu {name} " in done.stdout.partition("Example")[2]
+
+
+def test_help_lists_the_commands_and_the_exit_codes() -> None:
+    done = command("--help", COLUMNS="200")
+    assert done.returncode == 0
+    assert all(f" {name} " in done.stdout for name in COMMANDS)
+    assert "77 a limit of the spec is spent" in done.stdout
+
+
+def _refused(done: subprocess.CompletedProcess[str], *texts: str) -> None:
+    assert done.returncode == ExitCode.BAD_INPUT, done.stdout + done.stderr
+    assert done.stdout == ""
+    assert done.stderr.startswith("error: ")
+    assert "Traceback" not in done.stderr
+    for text in texts:
+        assert text in done.stderr
+
+
+@pytest.mark.parametrize("name", ["plan", "run"])
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("run: {name: [", ["spec.yaml", "not readable as YAML"]),
+        ("- a list", ["spec.yaml", "a mapping of sections"]),
+        ("\x00\x01", ["spec.yaml", "not readable as YAML"]),
+        ("", ["spec.yaml", "a mapping of sections"]),
+    ],
+    ids=["unfinished", "a list", "binary", "empty"],
+)
+def test_a_file_that_is_no_spec(tmp_path: Path, name: str, text: str, expected: list[str]) -> None:
+    path = tmp_path / "spec.yaml"
+    path.write_text(text)
+    _refused(command(name, str(path)), *expected)
+    assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize("name", ["plan", "run"])
+def test_wrong_fields_are_named_all_at_once(make_case: MakeCase, name: str) -> None:
+    case = make_case(train={"steps": "many"}, slices={"type": "v6e-17"}, checkpoint={"evry": 5})
+    done = command(name, str(case.spec))
+    _refused(done, "train.steps", "'many'", "checkpoint.evry", "slices.type", "v6e-17")
+    assert not case.output.exists()
+
+
+@pytest.mark.parametrize("name", ["plan", "run"])
+def test_a_spec_that_is_not_there(tmp_path: Path, name: str) -> None:
+    _refused(command(name, str(tmp_path / "no.yaml")), "no.yaml", "No such file", "give the path of a YAML file")
+
+
+@pytest.mark.parametrize("name", [c for c in COMMANDS if c != "plan"])
+def test_a_run_that_is_not_there(tmp_path: Path, name: str) -> None:
+    more = ["0"] if name == "kill-slice" else []
+    _refused(command(name, str(tmp_path / "no-run"), *more), "no-run", "no run here")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", ["run", "status", "release"])
+def test_a_foreign_folder(tmp_path: Path, name: str) -> None:
+    (tmp_path / "spec.yaml").write_text("kind: something else\n")
+    before = sorted(tmp_path.rglob("*"))
+    _refused(command(name, str(tmp_path)), "spec.yaml", "not a run")
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_a_spec_whose_name_has_no_suffix(tmp_path: Path) -> None:
+    (tmp_path / "spec").write_text("run: {}\n")
+    _refused(command("run", str(tmp_path / "spec")), "ends in .yaml")
+
+
+def test_an_output_that_cannot_be_written(make_case: MakeCase) -> None:
+    case = make_case()
+    case.output.write_text("a file where the folder should be")
+    _refused(command("run", str(case.spec)), str(case.output), "a file where a folder should be")
+    assert not case.processes()
+
+
+def test_acting_on_a_run_that_nobody_has_driven(make_case: MakeCase) -> None:
+    case = make_case()
+    case.output.mkdir()
+    Path(case.uri).mkdir()
+    created = command("plan", str(case.spec), "--json")
+    assert created.returncode == 0
+    from elastic_tpu.runs.load import read_spec
+    from elastic_tpu.runs.run import create_run
+
+    create_run(read_spec(str(case.spec)))
+    _refused(command("cancel", case.uri), "nobody has driven this run")
+    released = command("release", case.uri)
+    assert (released.returncode, released.stdout) == (0, "nothing was held; nothing to release\n")
+    _refused(command("logs", case.uri), "train has no attempt yet")
+    verified = command("verify", case.uri)
+    assert verified.returncode == ExitCode.BUG
+    assert "FAIL checkpoints: none is proven" in verified.stdout
+
+
+def test_paths_in_a_spec_are_relative_to_it_and_a_run_to_the_user(make_case: MakeCase, tmp_path: Path) -> None:
+    case = make_case(train={"steps": 5}, checkpoint={"every": 5}, run={"output": "out"})
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    done = command("run", str(case.spec), cwd=elsewhere)
+    assert done.returncode == 0, done.stdout
+    assert list(elsewhere.iterdir()) == []
+    assert case.json("result.json")
+    shown = command("status", "out/r", cwd=case.folder)
+    assert shown.stdout.splitlines()[0].split() == ["run", case.uri, f"({case.run_id})"]
+
+
+@pytest.mark.parametrize("name", ["plan", "run", "status", "verify"])
+def test_the_command_never_imports_jax(make_case: MakeCase, name: str) -> None:
+    case = make_case(train={"steps": 2}, checkpoint={"every": 2})
+    if name in ("status", "verify"):
+        assert command("run", str(case.spec)).returncode == 0
+    code = (
+        "import sys\n"
+        "from elastic_tpu.cli.main import app\n"
+        "app(sys.argv[1:], standalone_mode=False)\n"
+        "heavy = {'jax', 'maxtext', 'orbax', 'pathwaysutils', 'torch', 'flax', 'tensorflow'} & set(sys.modules)\n"
+        "sys.exit(f'imported: {heavy}' if heavy else 0)\n"
+    )
+    source = str(case.spec) if name in ("plan", "run") else case.uri
+    done = subprocess.run([sys.executable, "-c", code, name, source], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr

@@ -1,0 +1,89 @@
+"""A small valid spec, and runs of it, for tests of what decides."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from elastic_tpu.runs.load import check
+from elastic_tpu.runs.run import Run, create_run
+from elastic_tpu.runs.spec import RunSpec
+from elastic_tpu.runs.store import Store
+from elastic_tpu.trainer.session import TrainerSession
+
+_DOCUMENT: dict[str, Any] = {
+    "run": {"name": "small", "output": "/runs"},
+    "platform": "local",
+    "slices": {"type": "sim-1x2", "count": 2},
+    "model": {"name": "qwen3-0.6b", "tokenizer": "/data/tokenizer"},
+    "data": {"train": "/data/train.parquet", "eval": "/data/valid.parquet"},
+    "train": {"steps": 100},
+    "checkpoint": {"every": 10},
+}
+
+
+def document(**sections: Any) -> dict[str, Any]:
+    """The small document with sections merged over it; a section that is no mapping replaces its own."""
+    merged = copy.deepcopy(_DOCUMENT)
+    for name, value in sections.items():
+        old = merged.get(name)
+        merged[name] = {**old, **value} if isinstance(old, dict) and isinstance(value, dict) else value
+    return merged
+
+
+def gke(**sections: Any) -> dict[str, Any]:
+    """The same on GKE."""
+    there: dict[str, Any] = {
+        "run": {"name": "small", "output": "gs://bucket/runs"},
+        "platform": "gke",
+        "slices": {"type": "v6e-16", "count": 4},
+        "data": {"train": "gs://bucket/train*.array_record", "eval": "gs://bucket/valid.array_record"},
+    }
+    for name, value in sections.items():
+        old = there.get(name)
+        there[name] = {**old, **value} if isinstance(old, dict) and isinstance(value, dict) else value
+    return document(**there)
+
+
+def spec(**sections: Any) -> RunSpec:
+    """The small document, checked."""
+    return check(document(**sections))
+
+
+def run_in(store: Store, **sections: Any) -> Run:
+    """A run whose small files are in this store; nothing is written."""
+    return Run(store.uri, store, spec(**sections))
+
+
+def run_at(output: str | Path, **sections: Any) -> Run:
+    """A run that is created below a folder or a bucket."""
+    return create_run(spec(**sections, run={"name": "small", "output": str(output)}))
+
+
+@contextmanager
+def session_of(run: Run) -> Iterator[TrainerSession]:
+    """A trainer's session in this process, which would be left with one of `session.left`."""
+    left: list[int] = []
+    session = TrainerSession(run, exit_process=left.append, capture_log=False)
+    session.left = left  # type: ignore[attr-defined]
+    try:
+        yield session
+    finally:
+        session.end(0, "the test is over")
+
+
+def checkpoint(run: Run, step: int, finished: bool = True, content: bytes = b"weights") -> dict[str, bytes]:
+    """Write a checkpoint's files as Orbax does, with arrays that nothing but a proof understands."""
+    files = {
+        "_CHECKPOINT_METADATA": b'{"commit_timestamp_nsecs": 1700000000000000000, "item_handlers": {"items": "x"}}',
+        "items/_METADATA": b'{"tree_metadata": {}}',
+        "items/params.w/0.0": content * 100,
+    }
+    if finished:
+        files["commit_success.txt"] = b"ok"
+    for name, data in files.items():
+        run.store.put(f"checkpoints/{step}/{name}", data)
+    return files
