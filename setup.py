@@ -73,9 +73,12 @@ setup(
     python_requires=">=3.11",
     packages=["elastic_tpu", *(f"elastic_tpu.{room}" for room in ROOMS)],
     package_dir={"elastic_tpu": "."},
-    package_data={"": ["*.yaml"]},
+    package_data={"": ["*.yaml", "*.html", "*.css"]},
     cmdclass={"build_py": BuildWithoutSetup},
-    install_requires=["pydantic>=2.10", "pyyaml", "typer", "rich", "tenacity", "google-cloud-storage>=3.0", "psutil"],
+    install_requires=[
+        *("pydantic>=2.10", "pyyaml", "typer", "rich", "tenacity", "google-cloud-storage>=3.0", "psutil"),
+        *("jinja2>=3.1", "pygal>=3.1"),  # the report: both small and pure Python
+    ],
     extras_require={
         "kfp": KFP,
         "airflow": AIRFLOW,

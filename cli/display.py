@@ -47,6 +47,10 @@ def progress_text(stage: str, verdict: Verdict, status: Status | None) -> str:
     """Where a stage is, in a line."""
     if stage != "train" or status is None:
         return f"{stage}: {verdict.phase}" + (f", {verdict.reason}" if verdict.reason else "")
+    if status.phase == "ended":
+        return "train: between two attempts"  # the last words of one, while a process is there
+    if verdict.phase == "recovering" and status.phase in ("training", "saving"):
+        return f"train: recovering, {verdict.reason}"  # the status is still the dead trainer's
     parts = [f"{status.phase}", f"step {max(status.step, 0)} of {status.steps}"]
     if status.loss is not None:
         parts.append(f"loss {status.loss:.3f}")

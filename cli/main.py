@@ -32,6 +32,7 @@ class Via(StrEnum):
     """Who drives the stages."""
 
     cli = "cli"
+    kfp_local = "kfp-local"
 
 
 def _reports(command: Callable[..., int | None]) -> Callable[..., None]:
@@ -85,9 +86,10 @@ def run(
     Safe to repeat: what is complete is not done again, what still runs is adopted. Ctrl-C stops training with a saved
     checkpoint and gives the slices back; Ctrl-C again does not wait for the save.
     """
-    from .follow import follow
-
-    del via
+    if via is Via.kfp_local:
+        from .kfp_local import follow
+    else:
+        from .follow import follow
     return follow(spec, take_over)
 
 
@@ -142,6 +144,19 @@ def verify(run: RunArgument) -> int:
     from . import act
 
     return act.verify(run)
+
+
+@app.command(epilog="Example:  elastic-tpu report runs-demo/my-run --open")
+@_reports
+def report(
+    run: RunArgument,
+    output: Annotated[str | None, typer.Option(help="Where to write the page, `-` for stdout.", metavar="FILE")] = None,
+    open_it: Annotated[bool, typer.Option("--open", help="Show it in the browser.")] = False,
+) -> None:
+    """Write the story of a run, as one page: report.html in the run directory, which every stage writes too."""
+    from . import report as reports
+
+    reports.report(run, output, open_it)
 
 
 @app.command("kill-slice", epilog="Example:  elastic-tpu kill-slice runs-demo/my-run 1")

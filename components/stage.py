@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from ..runs.errors import (
@@ -26,15 +26,28 @@ from ..runs.errors import (
     HeldByAnother,
     Infrastructure,
     LimitSpent,
-    NotFound,
 )
 from ..runs.verdict import Verdict, judge
+from .claimed import StageClaim
+from .outcomes import PROOFS, RESULTS, StageResult, last_stage, nothing_left_to_do
+from .reported import reported
 
 if TYPE_CHECKING:
     from ..platforms.base import Job, Platform
-    from ..runs.driver import Driver
     from ..runs.run import Run
-    from ..runs.store import Store
+
+__all__ = [
+    "JobStage",
+    "JobStep",
+    "NothingStarted",
+    "SliceStage",
+    "SliceStep",
+    "Stage",
+    "StageResult",
+    "Step",
+    "error_of",
+    "open_stage",
+]
 
 _STOP_WAIT = 600.0  # seconds a submit waits for a trainer that was told to stop
 
@@ -63,19 +76,6 @@ class SliceStep:
 Step = JobStep | SliceStep
 
 
-@dataclass(frozen=True)
-class StageResult:
-    """What a stage came to: a few values and URIs, small enough for any orchestrator."""
-
-    stage: str
-    summary: str
-    values: dict[str, Any] = field(default_factory=dict)
-
-    def record(self) -> dict[str, Any]:
-        """As plain data."""
-        return asdict(self)
-
-
 class Stage(Protocol):
     """What an adapter drives. `interval`: seconds between two looks."""
 
@@ -84,6 +84,10 @@ class Stage(Protocol):
         """The step's name."""
 
     interval: float
+
+    @property
+    def uri(self) -> str | None:
+        """The run's, for a process that goes on with this stage; None when there is no run."""
 
     def submit(self) -> None:
         """Create or adopt what the stage is for. Raises HeldByAnother when somebody else drives the run."""
@@ -138,7 +142,7 @@ def open_stage(
     seconds = opened.spec.local.unclaimed if opened.spec.platform == "local" else 600.0
     who = instance or this_instance()
     driver = Driver(opened.store, holder, who, seconds, term=term, on_event=EventLog(opened.store, "stage").hook)
-    claimed = _Claim(driver, opened.store, (holder, who), seconds, take_over)
+    claimed = StageClaim(driver, opened.store, (holder, who), seconds, take_over)
     platform = open_platform(opened)
     if isinstance(step, SliceStep):
         return SliceStage(step, opened, platform, claimed, tell)
@@ -149,93 +153,19 @@ def _interval(run: Run) -> float:
     return 0.25 if run.spec.platform == "local" else 15.0
 
 
-class _Claim:
-    """The run's claim as a stage uses it: taken or joined in submit, renewed in poll, respected in cancel."""
-
-    def __init__(self, driver: Driver, store: Store, me: tuple[str, str], seconds: float, take_over: bool) -> None:
-        self._driver, self._store, self._me = driver, store, me
-        self._seconds, self._take_over = seconds, take_over
-        self._renewed = time.monotonic()
-        self.stopped_by = ""
-
-    @property
-    def term(self) -> int | None:
-        """The driver's term."""
-        return self._driver.term
-
-    def take(self) -> None:
-        """Become the driver, or raise HeldByAnother; a stop of what this very instance drives is not undone."""
-        from ..runs.claim import read_claim
-
-        seen = read_claim(self._store)
-        if seen is not None and seen.claim.state == "stop" and (seen.claim.holder, seen.claim.instance) == self._me:
-            raise EndedOnRequest(f"stop asked for by {seen.claim.by or seen.claim.holder}; nothing more is started")
-        self._driver.take(self._take_over)
-        self._renewed = time.monotonic()
-
-    def join(self) -> None:
-        """Go on in my holder's term, unless the run is being stopped."""
-        claim = self._driver.join()
-        if claim.state == "stop":
-            raise EndedOnRequest(f"stop asked for by {claim.by or claim.holder}; nothing more is started")
-        self._renewed = time.monotonic()
-
-    def renew(self) -> bool:
-        """Look at the claim, and renew it when it is time; True when somebody has asked to stop.
-
-        Raises:
-          EndedOnRequest: another took the run over: end without cancelling anything.
-        """
-        from ..runs.claim import read_claim
-
-        due = time.monotonic() - self._renewed >= self._seconds / 6
-        seen = None if due else read_claim(self._store)
-        if seen is not None and (seen.claim.holder, seen.claim.term) == (self._me[0], self._driver.term):
-            claim = seen.claim
-        else:
-            self._renewed = time.monotonic()
-            claim = self._driver.renew()
-        self.stopped_by = (claim.by or claim.holder) if claim.state == "stop" else ""
-        return claim.state == "stop"
-
-    def is_held(self) -> bool:
-        """Whether the run is driven and nobody has asked to stop."""
-        from ..runs.claim import is_stale, read_claim
-
-        seen = read_claim(self._store)
-        return seen is not None and seen.claim.state == "held" and not is_stale(seen, self._store.now())
-
-    def require_may_act(self) -> None:
-        """Raise HeldByAnother unless the claim is mine, done or stale."""
-        self._driver.require_may_act()
-
-    def stop(self, grace: float, by: str) -> None:
-        """Ask the trainer to save and end: one conditional write."""
-        if self._driver.term is None:
-            self._driver.join()
-        self._driver.stop(grace, by)
-
-    def done(self) -> None:
-        """The last stage is over and nothing is left running; another's claim is left as it is."""
-        try:
-            if self._driver.term is None:
-                self._driver.join()
-            self._driver.done(carried_out=True)
-        except (HeldByAnother, EndedOnRequest, NotFound):
-            return
-
-
 class JobStage:
     """A job in the trainer image and the file that proves it."""
 
-    def __init__(self, step: JobStep, run: Run, platform: Platform, claim: _Claim, tell: Callable[[str], None]) -> None:
+    def __init__(
+        self, step: JobStep, run: Run, platform: Platform, claim: StageClaim, tell: Callable[[str], None]
+    ) -> None:
         self.run, self.platform, self._claim, self._tell = run, platform, claim, tell
         self.interval = _interval(run)
         from ..platforms.base import Job
 
         self.step, self.name = step, step.name
         self.job: Job = Job(step.name, (*step.argv, "--run", run.uri), step.slices)
-        self._proof = _PROOFS[step.name]
+        self._proof = PROOFS[step.name]
         self._verdict: Verdict | None = None
 
     def submit(self) -> None:
@@ -262,6 +192,7 @@ class JobStage:
         self._verdict = judge(self.name, seen, self._status(), proven, why)
         return self._verdict
 
+    @reported
     def collect(self) -> StageResult:
         verdict = self._verdict or self.poll()
         if not verdict.done:
@@ -273,8 +204,8 @@ class JobStage:
         value, why = self._proof(self.run)
         if value is None:
             raise ElasticTPUError(f"{self.name} was proven and is not any more: {why}")
-        result = _RESULTS[self.name](self.run, value)
-        if self.name == _last_stage(self.run):
+        result = RESULTS[self.name](self.run, value)
+        if self.name == last_stage(self.run):
             self._claim.done()
         return result
 
@@ -283,6 +214,10 @@ class JobStage:
         self._claim.stop(grace, by)
         if now or self.name != "train" or self.platform.observe(self.job).state == "queued":
             self.platform.cancel(self.job, now)  # no trainer is there that would read the stop
+
+    @property
+    def uri(self) -> str | None:
+        return self.run.uri
 
     @property
     def term(self) -> int | None:
@@ -323,7 +258,7 @@ class SliceStage:
     """Takes the slices of a run, or gives them back."""
 
     def __init__(
-        self, step: SliceStep, run: Run, platform: Platform, claim: _Claim, tell: Callable[[str], None]
+        self, step: SliceStep, run: Run, platform: Platform, claim: StageClaim, tell: Callable[[str], None]
     ) -> None:
         self.run, self.platform, self._claim, self._tell = run, platform, claim, tell
         self.interval = _interval(run)
@@ -351,7 +286,7 @@ class SliceStage:
             self._refused = str(error)  # an exit handler runs even when its provision was refused
             return
         # A launcher that was lost during an export is followed by one that passes here again: its job is adopted.
-        goes_on = self._claim.is_held() and not _nothing_left_to_do(self.run)
+        goes_on = self._claim.is_held() and not nothing_left_to_do(self.run)
         if self._holds_any():
             self._tell("giving the slices back")
         self._report = self.platform.release(jobs=not goes_on)
@@ -393,6 +328,7 @@ class SliceStage:
             return Verdict("starting", reason=seen.detail, evidence=evidence)
         return Verdict("done", "failed", "relaunch", ExitCode.INFRASTRUCTURE, seen.detail or "no slices", evidence)
 
+    @reported
     def collect(self) -> StageResult:
         verdict = self._verdict or self.poll()
         if verdict.outcome != "complete":
@@ -404,7 +340,7 @@ class SliceStage:
         return StageResult("provision", summary, {"run": self.run.uri, "slices": wanted})
 
     def _collect_release(self) -> StageResult:
-        if _nothing_left_to_do(self.run):
+        if nothing_left_to_do(self.run):
             self._claim.done()
         report, wanted = self._report, self.run.spec.slices.count
         released = sum(1 for name in report.deleted if name.startswith("slice"))
@@ -417,6 +353,10 @@ class SliceStage:
             return  # giving back is what a cancel would ask for
         self._claim.require_may_act()
         self._claim.stop(grace, by)
+
+    @property
+    def uri(self) -> str | None:
+        return self.run.uri
 
     @property
     def term(self) -> int | None:
@@ -434,6 +374,7 @@ class NothingStarted:
 
     interval = 0.5
     term = None
+    uri = None
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -465,71 +406,3 @@ def error_of(verdict: Verdict) -> ElasticTPUError:
     error = kinds.get(verdict.code, ElasticTPUError)(verdict.reason or verdict.outcome)
     error.code = ExitCode(verdict.code) if verdict.code in set(ExitCode) else ExitCode.BUG
     return error
-
-
-# -- what proves each job, and what it comes to -------------------------------------------------------------------
-
-
-def _train_proof(run: Run) -> tuple[Any, str]:
-    from ..runs.result import proven_result
-
-    return proven_result(run)
-
-
-def _export_proof(run: Run) -> tuple[Any, str]:
-    from ..runs.published import export_of
-
-    return export_of(run)
-
-
-def _evaluate_proof(run: Run) -> tuple[Any, str]:
-    from ..runs.published import evaluation_of
-
-    return evaluation_of(run)
-
-
-_PROOFS = {"train": _train_proof, "export": _export_proof, "evaluate": _evaluate_proof}
-
-
-def _train_result(run: Run, result: Any) -> StageResult:
-    lost = f", {result.steps_lost} steps done again" if result.steps_lost else ""
-    summary = f"step {result.final_step} proven; {result.recoveries} recoveries{lost}"
-    return StageResult("train", summary, {"run": run.uri, **asdict(result)})
-
-
-def _export_result(run: Run, manifest: Any) -> StageResult:
-    from ..runs import run as names
-
-    uri = run.path(names.export(manifest["step"]))
-    size = sum(f["size"] for f in manifest["files"].values())
-    values = {"run": run.uri, "model": uri, "step": manifest["step"], "export_digest": manifest["export_digest"]}
-    return StageResult("export", f"{size / 2**20:.1f} MiB in {uri}", values)
-
-
-def _evaluate_result(run: Run, evaluation: Any) -> StageResult:
-    from ..runs.published import judge_gate
-
-    report = judge_gate(run, evaluation)
-    values = {"run": run.uri, "metrics": evaluation["metrics"], "key": evaluation["key"]}
-    if not report.passed:
-        from ..runs.events import EventLog
-
-        EventLog(run.store, "stage").write("gate.failed", lines=[str(line) for line in report.lines])
-        raise GateFailed("the gate did not pass: " + "; ".join(str(line) for line in report.lines if not line.ok))
-    heldout = evaluation["metrics"].get("heldout", {})
-    return StageResult("evaluate", f"held-out loss {heldout.get('loss', float('nan')):.4f}", values)
-
-
-_RESULTS = {"train": _train_result, "export": _export_result, "evaluate": _evaluate_result}
-
-
-def _last_stage(run: Run) -> str:
-    return "evaluate" if run.spec.evaluate else "export" if run.spec.export else "release"
-
-
-def _nothing_left_to_do(run: Run) -> bool:
-    """Whether a release ends the run: training has no result that export and evaluation could go on from."""
-    if _train_proof(run)[0] is None:
-        return True
-    last = _last_stage(run)
-    return last == "release" or _PROOFS[last](run)[0] is not None

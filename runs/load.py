@@ -17,7 +17,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from . import maxtext_config, spec_problems
+from . import inputs, maxtext_config, spec_problems
 from .contradictions import contradictions
 from .errors import BadInput, NotFound, Problem
 from .plan import NOT_FILES
@@ -48,7 +48,16 @@ def read_spec(source: str, environ: Mapping[str, str] = os.environ) -> RunSpec:
     folder = Path.cwd() if is_bucket(source) else Path(source).expanduser().resolve().parent
     if "profile" in document:
         document = _under_profile(document, folder, environ)
-    return check(_absolute_paths(document, folder))
+    document = _absolute_paths(document, folder)
+    missing = inputs.problems(document)
+    try:
+        spec = check(document)
+    except BadInput as error:
+        told = {problem.path for problem in error.problems}
+        raise BadInput([*error.problems, *(p for p in missing if p.path not in told)]) from None
+    if missing:
+        raise BadInput(missing)
+    return spec
 
 
 def check(document: Mapping[str, Any]) -> RunSpec:

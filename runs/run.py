@@ -80,8 +80,8 @@ def open_run(uri: str) -> Run:
     """
     import yaml
 
-    uri = uri.rstrip("/")
-    store = open_store(uri)
+    store = open_store(uri.rstrip("/"))
+    uri = store.uri  # absolute: other processes, with other working directories, get it from here
     try:
         data = store.read(SPEC).data
     except NotFound:
@@ -90,8 +90,8 @@ def open_run(uri: str) -> Run:
         ) from None
     try:
         document = yaml.safe_load(data)
-        if not isinstance(document, dict):
-            raise ValueError("a mapping was expected")
+        if not isinstance(document, dict) or "schema" not in document:
+            raise ValueError("not a run: elastic-tpu did not write this file; to start a run, give the spec's own path")
         records.check_schema(document.pop("schema", records.SCHEMA), f"{uri}/{SPEC}")
         spec = RunSpec.model_validate(document)
     except (yaml.YAMLError, ValueError) as error:
@@ -108,8 +108,9 @@ def create_run(spec: RunSpec) -> Run:
     import yaml
 
     store = open_store(spec.uri)
-    # Nulls stay: one in `train.maxtext` or in a patch of the manifest is a value, and the hash covers it.
-    document = {"schema": records.SCHEMA, **spec.model_dump(mode="json")}
+    # This leaves out fields that are not set; a null in `train.maxtext` or in a patch of the manifest stays.
+    document = {"schema": records.SCHEMA, **spec.model_dump(mode="json", exclude_none=True)}
+    _refuse_foreign(store)
     try:
         store.create(SPEC, yaml.safe_dump(document, sort_keys=False, allow_unicode=True).encode())
     except Exists:
@@ -125,6 +126,18 @@ def create_run(spec: RunSpec) -> Run:
             ) from None
         return there
     return Run(spec.uri, store, spec)
+
+
+def _refuse_foreign(store: Store) -> None:
+    """Checkpoints with no spec beside them are not ours: Orbax would take them for this run's own."""
+    try:
+        store.read(SPEC)
+    except NotFound:
+        foreign = next((entry.name for entry in store.list("checkpoints/")), None)
+        if foreign is not None:
+            raise BadInput(
+                f"{store.uri}: holds {foreign} but no {SPEC}: checkpoints of something else; take another run.name"
+            ) from None
 
 
 def differences(old: RunSpec, new: RunSpec) -> list[tuple[str, object, object]]:

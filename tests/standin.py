@@ -13,7 +13,9 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
+import logging
 import os
+import sys
 import time
 from pathlib import Path
 
@@ -25,6 +27,7 @@ from elastic_tpu.runs.events import EventLog
 from elastic_tpu.runs.result import proven_result
 from elastic_tpu.runs.run import Run, open_run
 from elastic_tpu.runs.status import SliceCount
+from elastic_tpu.trainer.curve import LossCurve
 from elastic_tpu.trainer.policy import starts_without_progress
 from elastic_tpu.trainer.prover import Prover
 from elastic_tpu.trainer.recovery import Recovering, StepTimes, after_a_dead_process
@@ -42,6 +45,7 @@ class StandIn:
         self.beat = session.heartbeat
         self.slices = LocalSlices(self.run.run_id, self.run.spec.slices.count)
         self.prover = Prover(session, interval=0.1)
+        self.losses = LossCurve(self.run, session.attempt.number)
         self.times = StepTimes()
         self.recovering: Recovering | None = after_a_dead_process(session.before)
 
@@ -58,6 +62,7 @@ class StandIn:
         self.beat.wait_until_held()
         while not self._attempt():
             pass
+        self.losses.close()
         self.prover.close()
 
     def _attempt(self) -> bool:
@@ -92,6 +97,7 @@ class StandIn:
             state = hashlib.sha256(f"{state}{step}".encode()).hexdigest()
             self.times.add(step, time.monotonic() - began)
             self.beat.update(step=step, loss=5.0 / (step + 1), step_seconds=0.02, trained_seconds=self.times.total)
+            self.losses.add(step, 5.0 / (step + 1))
             if first:
                 first = False
                 self._told_first_step(step)
@@ -209,6 +215,7 @@ def main() -> None:
     parser.add_argument("job", choices=["train", "export", "evaluate"])
     parser.add_argument("--run", required=True)
     args = parser.parse_args()
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", stream=sys.stdout)
     run = open_run(args.run)
     leave(train(run, args) if args.job == "train" else cpu_job(run, args.job, args))
 

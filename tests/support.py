@@ -48,6 +48,14 @@ def until(condition: Callable[[], T | None], what: str = "", seconds: float = SE
         time.sleep(0.02)
 
 
+def lives(process: psutil.Process) -> bool:
+    """Whether it runs; a dead one that nobody has reaped does not."""
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
 def expected_state(steps: int) -> str:
     """The stand-in's final state: a hash chained over all steps, so one left out or done twice shows."""
     state = ""
@@ -86,7 +94,9 @@ class Case:
                 both = isinstance(document.get(key), dict) and isinstance(value, dict)
                 document[key] = {**document[key], **value} if both else value
         path = self.folder / "spec.yaml"
-        self.folder.mkdir(parents=True, exist_ok=True)
+        (self.folder / "tokenizer").mkdir(parents=True, exist_ok=True)
+        for name in ("train.parquet", "valid.parquet", "tokenizer/tokenizer.json"):
+            (self.folder / name).write_text("the stand-in reads none of it")
         path.write_text(yaml.safe_dump(document))
         return path
 

@@ -15,9 +15,10 @@ from typing import Any
 import jax
 from pathwaysutils.elastic.manager import ElasticRuntimeError, Manager, ScaleUpSignalError
 
-from ..runs.errors import ElasticTPUError, Infrastructure, LimitSpent, Unreachable
+from ..runs.errors import BadInput, ElasticTPUError, Infrastructure, LimitSpent, Problem, Unreachable
 from ..runs.status import SliceCount
 from . import maxtext_seams
+from .curve import LossCurve
 from .hardware import Hardware
 from .policy import Budget, Cause, Failure, classify
 from .prover import Prover
@@ -35,6 +36,7 @@ class ElasticTraining:
         self._spec, self._poll = session.run.spec, hardware.poll_interval
         self._arguments = maxtext_seams.arguments(overrides)
         self._prover = Prover(session, interval=0.5 if self._spec.platform == "local" else 15.0)
+        self._losses = LossCurve(session.run, session.attempt.number)
         self._budget = Budget(self._spec.patience.attempts_without_progress)
         self._manager = Manager()
         self._maxtext = maxtext_seams.install(self, self._manager)
@@ -70,6 +72,7 @@ class ElasticTraining:
             raise ElasticTPUError(f"pathwaysutils gave up: {error}") from error
         finally:
             self._slices.close()
+            self._losses.close()
 
     def settle(self) -> int | None:
         """The newest proven step, with everything newer proven or set aside."""
@@ -127,7 +130,7 @@ class ElasticTraining:
             traceback.print_exception(error)
             where = f"at step {step}, with all slices there"
             raise ElasticTPUError(f"{type(told).__name__} {where}: {failure.message.strip()[:500]}") from error
-        if cause is Cause.INFRASTRUCTURE:
+        if cause is Cause.INFRASTRUCTURE or not self._spec.recovery:
             raise Infrastructure(f"{type(told).__name__} at step {step}: {failure.message.strip()[:500]}") from error
         if not self._budget.note(cause, self._beat.status.proven_step):
             limit = f"recovery.attempts_without_progress ({self._budget.allowed}) is spent"
@@ -219,9 +222,10 @@ class ElasticTraining:
         self._prover.saved(step)
 
     def metrics(self, step: int, scalars: Mapping[str, Any]) -> None:
-        """The loss of a completed step, for the heartbeat."""
+        """The loss of a completed step, for the heartbeat and the report."""
         loss = scalars.get("learning/loss")
         self._beat.update(loss=None if loss is None else float(loss))
+        self._losses.add(step, float(loss)) if loss is not None else None
 
     # -- one step ---------------------------------------------------------------------------------------------
 
@@ -249,6 +253,8 @@ class ElasticTraining:
         """MaxText says StopTraining for the end of the data and for a failed read alike; only the first is an end."""
         if not isinstance(stop.__context__, StopIteration):
             raise stop.__context__ or stop
+        if self._beat.status.step < 0:
+            raise BadInput([Problem("data.train", self._spec.data.train, "holds too little text for one batch")])
         _log.warning("the data ended before train.steps: %s", stop)
         self.early_stop = True
         fixed["steps"] = 0  # the loop ends, and saves the last step that was done

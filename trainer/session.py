@@ -37,7 +37,7 @@ def leave(code: int) -> None:
     """End the process at once: threads of grain, Orbax and gRPC may block an orderly exit for minutes."""
     flush = threading.Thread(target=_flush, daemon=True)  # a pipe that nobody reads would block it for ever
     flush.start()
-    flush.join(5.0)
+    flush.join(2.0)
     os._exit(int(code))
 
 

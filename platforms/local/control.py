@@ -33,6 +33,8 @@ def ask(path: Path, call: str, timeout: float = 5.0, **arguments: Any) -> dict[s
             stream.write(json.dumps({"call": call, **arguments}).encode() + b"\n")
             stream.flush()
             line = stream.readline()
+    except (ConnectionResetError, BrokenPipeError):
+        return None  # it ended with the question in its queue
     except OSError as error:
         raise Infrastructure(f"the supervisor at {path} did not answer {call!r} ({error})") from error
     if not line:

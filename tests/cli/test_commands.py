@@ -8,14 +8,16 @@ from pathlib import Path
 
 import pytest
 from elastic_tpu.runs.errors import ExitCode
-from elastic_tpu.tests.support import Case, Launcher, command, until
+from elastic_tpu.tests.support import Case, Launcher, command, expected_state, until
 
 MakeCase = Callable[..., Case]
 
 
 def make_complete(folder: Path) -> Case:
     evaluate = {"gate": ["heldout.loss <= 1.5"]}
-    case = Case(folder, train={"steps": 12}, export={}, evaluate=evaluate, data={"eval": "valid.parquet"})
+    data = {"eval": "valid.parquet"}
+    # Steps so long that each checkpoint is proven before the next one.
+    case = Case(folder, "--step-seconds", "0.05", train={"steps": 12}, export={}, evaluate=evaluate, data=data)
     done = command("run", str(case.spec))
     assert done.returncode == 0, done.stdout + done.stderr
     return case
@@ -35,9 +37,10 @@ def complete(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Case]:
 def test_status_of_a_complete_run(complete: Case) -> None:
     done = command("status", complete.uri, "--watch")  # over, so that it does not wait
     assert done.returncode == 0
-    rows = dict(line.split(maxsplit=1) for line in done.stdout.splitlines())
+    rows = dict(line.split("  ", 1) for line in done.stdout.replace("driven by", "driven_by ").splitlines())
+    rows = {name: text.strip() for name, text in rows.items()}
     assert rows["run"] == f"{complete.uri}   ({complete.run_id})"  # a line each, however narrow the output is
-    assert rows["driven"].startswith("by nobody; ")
+    assert rows["driven_by"].startswith("nobody; ")
     assert rows["training"].startswith("ended, exit code 0")
     assert rows["step"].startswith("11 of 12")
     assert rows["slices"].startswith("released")
@@ -104,8 +107,11 @@ def test_a_run_whose_final_checkpoint_was_damaged_is_not_complete(complete: Case
         done = command("run", complete.uri)
     finally:
         path.write_bytes(whole)
+    assert done.returncode == 0
     assert "training is complete already" not in done.stdout
+    assert "checkpoint 11 set aside: state.json has" in done.stdout
     assert complete.attempts() == [1, 2]
+    assert complete.final_state() == expected_state(12)
 
 
 def test_kill_slice_where_none_runs(complete: Case) -> None:
@@ -136,7 +142,7 @@ def test_a_live_run_is_watched_and_a_slice_killed(make_case: MakeCase) -> None:
             assert "this run has 2 slices, numbered from 0" in wrong.stderr
             case.trainer().kill()
             until(lambda: len(case.attempts()) == 2, "a second attempt")
-            case.wait_for_step(1)
+            until(lambda: case.status and case.status.attempt == 2 and case.at_step(1), "training again")
             launcher.interrupt()
             assert launcher.wait() == ExitCode.INTERRUPTED
             assert logs.wait() == 0  # the run is over

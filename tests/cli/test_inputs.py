@@ -45,7 +45,7 @@ def _refused(done: subprocess.CompletedProcess[str], *texts: str) -> None:
         ("run: {name: [", ["spec.yaml", "not readable as YAML"]),
         ("- a list", ["spec.yaml", "a mapping of sections"]),
         ("\x00\x01", ["spec.yaml", "not readable as YAML"]),
-        ("", ["spec.yaml", "a mapping of sections"]),
+        ("", ["spec.yaml", "is empty; write the sections of a run spec"]),
     ],
     ids=["unfinished", "a list", "binary", "empty"],
 )
@@ -92,7 +92,7 @@ def test_a_spec_whose_name_has_no_suffix(tmp_path: Path) -> None:
 def test_an_output_that_cannot_be_written(make_case: MakeCase) -> None:
     case = make_case()
     case.output.write_text("a file where the folder should be")
-    _refused(command("run", str(case.spec)), str(case.output), "a file where a folder should be")
+    _refused(command("run", str(case.spec)), str(case.output), "is a file; give a folder")
     assert not case.processes()
 
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import time
 from collections.abc import Callable
 
 import pytest
+from elastic_tpu.runs.claim import is_stale
 from elastic_tpu.runs.errors import ExitCode
 from elastic_tpu.tests.support import Case, Launcher, command, expected_state, until
 
@@ -124,15 +123,16 @@ def test_cancel_when_the_launcher_is_gone_says_how_to_give_back(make_case: MakeC
     case = make_case(train=LONG, local={"unclaimed": "2s"})
     with Launcher(case) as launcher:
         case.wait_for_step(5)
-        os.kill(launcher.process.pid, signal.SIGSTOP)  # it is there and drives nothing
-        case.supervisor().suspend()  # and the run cannot end itself
-        until(lambda: "its driver is gone" in command("status", case.uri, seconds=100).stdout)
-        done = command("cancel", case.uri)
-        assert f"elastic-tpu release {case.uri}" in done.stdout
         launcher.kill()
-    released = command("release", case.uri, seconds=100)
-    assert released.returncode == 0
-    assert "did not answer" in released.stdout
+    case.supervisor().kill()
+    until(lambda: case.claim and is_stale(case.claim, case.run.store.now()), "a stale claim")
+    status = command("status", case.uri).stdout
+    assert "its driver is gone" in status
+    assert "failed the supervisor of the slices" in status
+    done = command("cancel", case.uri)
+    assert done.returncode == 0
+    assert f"elastic-tpu release {case.uri}" in done.stdout
+    assert command("release", case.uri).returncode == 0
     case.released()
 
 

@@ -12,7 +12,7 @@ from elastic_tpu.runs.claim import decide_stop
 from elastic_tpu.runs.driver import Driver
 from elastic_tpu.runs.errors import ExitCode
 from elastic_tpu.runs.store import open_store
-from elastic_tpu.tests.support import Case, Launcher, expected_state, until
+from elastic_tpu.tests.support import Case, Launcher, expected_state, lives, until
 
 MakeCase = Callable[..., Case]
 STAGES = {"export": {}, "evaluate": {"gate": ["heldout.loss <= 1.5"]}}
@@ -97,7 +97,7 @@ def test_a_run_that_nobody_drives_saves_and_ends_itself(make_case: MakeCase) -> 
         case.wait_for_step(5)
         supervisor = case.supervisor()
         launcher.kill()
-    until(lambda: not supervisor.is_running(), "the end of the supervisor")
+    until(lambda: not lives(supervisor), "the end of the supervisor")
     case.released()
     record = case.json("slices.json")
     assert record is not None
@@ -276,7 +276,7 @@ def test_a_second_launcher_of_the_same_user_is_refused_then_takes_over(make_case
             assert "took the run over" in first.output
             assert "cancels nothing" in first.output
             third.says("train: training")
-            assert trainer.is_running()  # the first one ended without cancelling
+            assert lives(trainer)  # the first one ended without cancelling
             assert len(case.workers()) == 2
             assert not case.events("claim.stopped")
             third.interrupt()

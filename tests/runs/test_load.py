@@ -13,7 +13,7 @@ from elastic_tpu.runs.errors import BadInput
 from elastic_tpu.runs.load import check, expand_name, has_template, read_spec
 from elastic_tpu.runs.plan import make_plan
 from elastic_tpu.runs.spec import RunSpec
-from elastic_tpu.tests.tools.small import document, gke, spec
+from elastic_tpu.tests.tools.small import document, gke, inputs_in, spec
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -59,7 +59,7 @@ def test_every_problem_is_told_at_once_and_no_other() -> None:
         "secrets.HF_TOKEN: '<hidden>', must be a mapping of its fields (secret, key, env)",
         "limit: is not a field here; nearest: limits",
         "slices.type: 'v6e-17', no such slice; nearest: v6e-16, v6e-32",
-        "model.name: 'qwen3-0.6c', MaxText has no such model; nearest: qwen3-0.6b, qwen3-8b",
+        "model.name: 'qwen3-0.6c', MaxText has no such model; nearest: qwen3-0.6b, qwen3-1.7b",
         "train.maxtext.base_emb_dimm: 96, MaxText has no such key; nearest: base_emb_dim, base_mlp_dim",
         "train.maxtext.hf_access_token: '<hidden>', looks like a credential; pass it by reference under `secrets`",
         "train.maxtext.run_name: 'x', is set by the product; use run.name",
@@ -163,23 +163,26 @@ def written(folder: Path, content: dict[str, Any] | str, name: str = "spec.yaml"
 
 def test_relative_paths_are_against_the_specs_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir("/")
+    inputs_in(tmp_path / "specs")
     source = written(
         tmp_path / "specs",
         document(
             run={"output": "../out"},
-            model={"tokenizer": "./tokenizer"},
+            model={"tokenizer": "./data/tokenizer"},
             data={"train": "data/train*.parquet", "eval": "gs://b/./valid.parquet"},
         ),
     )
     read = read_spec(source, {})
     assert read.run.output == str(tmp_path / "out")
-    assert read.model.tokenizer == str(tmp_path / "specs" / "tokenizer")
+    assert read.model.tokenizer == str(tmp_path / "specs" / "data" / "tokenizer")
     assert read.data.train == str(tmp_path / "specs" / "data" / "train*.parquet")
     assert read.data.eval == "gs://b/./valid.parquet"
 
 
 def test_data_that_is_no_file_stays(tmp_path: Path) -> None:
-    source = written(tmp_path, document(data={"train": "synthetic"}, recovery=False))
+    there = document(**inputs_in(tmp_path))
+    there["data"]["train"], there["recovery"] = "synthetic", False
+    source = written(tmp_path, there)
     assert read_spec(source, {}).data.train == "synthetic"
 
 
@@ -243,8 +246,8 @@ def test_a_spec_is_merged_over_its_profile(tmp_path: Path) -> None:
         },
         "team.yaml",
     )
-    content = document(profile="team", run={"labels": {"team": "nlp"}}, limits={"total": "3d"}, evaluate=False)
-    del content["run"]["output"]
+    content = document(**inputs_in(tmp_path), profile="team", limits={"total": "3d"}, evaluate=False)
+    content["run"] = {"name": "small", "labels": {"team": "nlp"}}
     merged = read_spec(written(tmp_path, content), {})
     assert merged.run.labels == {"team": "nlp", "cost": "42"}
     assert (merged.limits.queue, merged.limits.total) == (3600, 3 * 86400)
@@ -254,7 +257,7 @@ def test_a_spec_is_merged_over_its_profile(tmp_path: Path) -> None:
 
 def test_profiles_may_be_elsewhere(tmp_path: Path) -> None:
     written(tmp_path / "shared", {"limits": {"total": "2d"}}, "team.yaml")
-    source = written(tmp_path / "mine", document(profile="team"))
+    source = written(tmp_path / "mine", document(**inputs_in(tmp_path), profile="team"))
     assert read_spec(source, {"ELASTIC_TPU_PROFILES": str(tmp_path / "shared")}).limits.total == 2 * 86400
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -48,6 +49,19 @@ def gke(**sections: Any) -> dict[str, Any]:
     return document(**there)
 
 
+def inputs_in(folder: Path) -> dict[str, Any]:
+    """Sections whose files are there, for specs that are read from a file: `document(**inputs_in(folder))`."""
+    data = folder / "data"
+    (data / "tokenizer").mkdir(parents=True, exist_ok=True)
+    for name in ("train.parquet", "valid.parquet", "x.jsonl", "tokenizer/tokenizer.json"):
+        (data / name).write_text("something")
+    return {
+        "run": {"output": str(folder / "out")},
+        "model": {"tokenizer": str(data / "tokenizer")},
+        "data": {"train": str(data / "train.parquet"), "eval": str(data / "valid.parquet")},
+    }
+
+
 def spec(**sections: Any) -> RunSpec:
     """The small document, checked."""
     return check(document(**sections))
@@ -77,9 +91,10 @@ def session_of(run: Run) -> Iterator[TrainerSession]:
 
 def checkpoint(run: Run, step: int, finished: bool = True, content: bytes = b"weights") -> dict[str, bytes]:
     """Write a checkpoint's files as Orbax does, with arrays that nothing but a proof understands."""
+    leaf = {"key_metadata": [{"key": "params"}, {"key": "w"}], "value_metadata": {"value_type": "jax.Array"}}
     files = {
         "_CHECKPOINT_METADATA": b'{"commit_timestamp_nsecs": 1700000000000000000, "item_handlers": {"items": "x"}}',
-        "items/_METADATA": b'{"tree_metadata": {}}',
+        "items/_METADATA": json.dumps({"tree_metadata": {"w": leaf}, "use_ocdbt": False}).encode(),
         "items/params.w/0.0": content * 100,
     }
     if finished:

@@ -1,0 +1,38 @@
+"""`elastic-tpu report`: the page of a run, written where it is wanted."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import typer
+
+from ..runs.errors import BadInput, Problem
+from ..runs.report import NAME, render, write_report
+from ..runs.run import local_folder, open_run
+
+
+def report(uri: str, output: str | None, show: bool) -> None:
+    """Write report.html into the run directory, or the page to a file or stdout; say where it is."""
+    run = open_run(uri)
+    if show and output is None and local_folder(run) is None:
+        raise BadInput(f"--open: {run.uri} is in a bucket, which a browser cannot open; add --output FILE")
+    if output is None:
+        where = write_report(run)
+    elif output == "-":
+        sys.stdout.write(render(run))
+        return
+    else:
+        where = str(_write(Path(output).expanduser().absolute(), render(run)))
+    print(where)  # noqa: T201 - a command's own output
+    if show:
+        typer.launch(where)
+
+
+def _write(path: Path, page: str) -> Path:
+    path = path / NAME if path.is_dir() else path
+    try:
+        path.write_text(page, encoding="utf-8")
+    except OSError as error:
+        raise BadInput([Problem("--output", str(path), f"cannot be written ({error.strerror})")]) from error
+    return path

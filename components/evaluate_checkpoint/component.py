@@ -1,0 +1,20 @@
+"""KFP component of this step; what it does is declared in step.py and decided in ../stage.py."""
+
+from kfp import dsl
+
+from ..kfp import IMAGE
+
+
+@dsl.component(base_image=IMAGE, install_kfp_package=False)  # type: ignore[untyped-decorator]
+def evaluate_checkpoint(run: str, holder: str, metrics: dsl.Output[dsl.Metrics], report: dsl.Output[dsl.HTML]) -> None:
+    """Evaluate the export on held-out data, and apply the gate; needs only CPU.
+
+    Args:
+      run: URI of the run directory, or of the run's spec.
+      holder: Who drives the run, the same for every task of one pipeline run: `dsl.PIPELINE_JOB_ID_PLACEHOLDER`.
+      metrics: What was measured on the held-out data, and of which export.
+      report: The story of the run so far as one HTML page.
+    """
+    from elastic_tpu.components.kfp import run_step  # type: ignore[import-not-found]
+
+    run_step("evaluate", run, holder, metrics=metrics, report=report)

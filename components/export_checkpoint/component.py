@@ -1,0 +1,19 @@
+"""KFP component of this step; what it does is declared in step.py and decided in ../stage.py."""
+
+from kfp import dsl
+
+from ..kfp import IMAGE
+
+
+@dsl.component(base_image=IMAGE, install_kfp_package=False)  # type: ignore[untyped-decorator]
+def export_checkpoint(run: str, holder: str, model: dsl.Output[dsl.Model]) -> None:
+    """Export the final, proven checkpoint to a Hugging Face directory; needs only CPU.
+
+    Args:
+      run: URI of the run directory, or of the run's spec.
+      holder: Who drives the run, the same for every task of one pipeline run: `dsl.PIPELINE_JOB_ID_PLACEHOLDER`.
+      model: The Hugging Face directory in the run directory, with step, digests and spec hash.
+    """
+    from elastic_tpu.components.kfp import run_step  # type: ignore[import-not-found]
+
+    run_step("export", run, holder, model=model)

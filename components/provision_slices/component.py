@@ -1,0 +1,18 @@
+"""KFP component of this step; what it does is declared in step.py and decided in ../stage.py."""
+
+from kfp import dsl
+
+from ..kfp import IMAGE
+
+
+@dsl.component(base_image=IMAGE, install_kfp_package=False)  # type: ignore[untyped-decorator]
+def provision_slices(run: str, holder: str) -> None:
+    """Take the slices of a run and wait until they are ready; nothing is bought for a run that is complete.
+
+    Args:
+      run: URI of the run directory, or of the run's spec.
+      holder: Who drives the run, the same for every task of one pipeline run: `dsl.PIPELINE_JOB_ID_PLACEHOLDER`.
+    """
+    from elastic_tpu.components.kfp import run_step  # type: ignore[import-not-found]
+
+    run_step("provision", run, holder)

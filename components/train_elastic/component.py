@@ -1,0 +1,20 @@
+"""KFP component of this step; what it does is declared in step.py and decided in ../stage.py."""
+
+from kfp import dsl
+
+from ..kfp import IMAGE
+
+
+@dsl.component(base_image=IMAGE, install_kfp_package=False)  # type: ignore[untyped-decorator]
+def train_elastic(run: str, holder: str, metrics: dsl.Output[dsl.Metrics], report: dsl.Output[dsl.HTML]) -> None:
+    """Train on the slices as ONE long job that recovers by itself and survives its orchestrator.
+
+    Args:
+      run: URI of the run directory, or of the run's spec.
+      holder: Who drives the run, the same for every task of one pipeline run: `dsl.PIPELINE_JOB_ID_PLACEHOLDER`.
+      metrics: Final step, recoveries, steps lost, goodput, seconds by kind; of which checkpoint and spec.
+      report: The story of the run so far as one HTML page.
+    """
+    from elastic_tpu.components.kfp import run_step  # type: ignore[import-not-found]
+
+    run_step("train", run, holder, metrics=metrics, report=report)

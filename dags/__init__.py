@@ -1,0 +1,1 @@
+"""Airflow DAGs made of the operators in `components`."""

@@ -1,0 +1,9 @@
+"""An Airflow DAG to copy into your DAG folder: set the spec and, if you like, a schedule."""
+
+from elastic_tpu.dags.train_export_evaluate import train_export_evaluate
+
+dag = train_export_evaluate(
+    "gs://acme-train/specs/qwen3-8b.yaml",  # run: {name: "qwen3-8b-{date}", ...} makes every DAG run a new run
+    dag_id="train_qwen3_8b",
+    tags=["tpu"],
+)

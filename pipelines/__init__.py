@@ -1,0 +1,1 @@
+"""KFP pipelines composed of the components, how they are compiled, and a pipeline on this machine."""

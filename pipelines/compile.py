@@ -1,0 +1,67 @@
+"""Compile the pipeline to one YAML document.
+
+    python -m elastic_tpu.pipelines.compile --target kfp    --image REGISTRY/elastic-tpu:0.1.0 -o pipeline.yaml
+    python -m elastic_tpu.pipelines.compile --target vertex --image REGISTRY/elastic-tpu:0.1.0 -o pipeline.yaml
+
+The image holds this package with its `kfp` extra; it is pinned by a tag or a digest, never `latest`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Literal
+
+import yaml
+from kfp import compiler
+
+from ..components.kfp import IMAGE
+from ..runs.errors import BadInput, ElasticTPUError, Problem
+from .train_export_evaluate import for_backend
+
+Target = Literal["kfp", "vertex"]
+
+
+def compile_pipeline(target: Target, path: Path, image: str = IMAGE) -> None:
+    """Write the pipeline for a backend.
+
+    Raises:
+      BadInput: the image is not pinned, or Vertex AI could not pull it.
+    """
+    _check_image(image, target)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    compiler.Compiler().compile(for_backend(image), str(path))
+    documents = len(list(yaml.safe_load_all(path.read_text(encoding="utf-8"))))
+    if documents != 1:  # Vertex AI's client refuses platform settings of Kubernetes, which are a second one
+        raise ElasticTPUError(f"{path}: {documents} documents were compiled for {target}, one was expected")
+
+
+def _check_image(image: str, target: Target) -> None:
+    registry, _, name = image.rpartition("/")
+    tag = name.partition("@")[2] or name.partition(":")[2]
+    if not tag or tag == "latest":
+        raise BadInput([Problem("--image", image, "pin it by a tag other than latest, or by @sha256:<digest>")])
+    if target == "vertex" and not registry:
+        cure = "Vertex AI pulls from a registry: give LOCATION-docker.pkg.dev/PROJECT/REPOSITORY/elastic-tpu:VERSION"
+        raise BadInput([Problem("--image", image, cure)])
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The command; returns its exit code."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--target", choices=["kfp", "vertex"], required=True)
+    parser.add_argument("--image", default=IMAGE, help=f"image of every task (default: {IMAGE})")
+    parser.add_argument("-o", "--output", type=Path, required=True)
+    options = parser.parse_args(arguments)
+    try:
+        compile_pipeline(options.target, options.output, options.image)
+    except ElasticTPUError as error:
+        sys.stderr.write(f"error: {error}\n")
+        return int(error.code)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,62 @@
+"""The pipeline: provision, train, release, export, evaluate; and release again at its end, whatever happened.
+
+    run spec -> provision -> train -> release -> export -> evaluate        (exit: release)
+
+Every task takes `run` (URI of the run directory, or of the spec) and `holder`, which is the same for all tasks of one
+pipeline run. On a cluster the holder is the pipeline job's id. The backends fill that placeholder in only where it
+stands alone as a task's own input, not in a pipeline parameter's default, so there the pipeline has one parameter,
+`run`; on this machine, where kfp.local makes a new job id each time, the runner passes the holder as a second one.
+
+Caching is off for every task: provision, train and release act on the world, and export and evaluate find out by
+themselves that they are complete, from proofs on the storage. A cached task would look at names only, and leave the
+claim as it is.
+"""
+
+from typing import Any
+
+from kfp import dsl
+
+from ..components.evaluate_checkpoint.component import evaluate_checkpoint
+from ..components.export_checkpoint.component import export_checkpoint
+from ..components.kfp import IMAGE
+from ..components.provision_slices.component import provision_slices
+from ..components.release_slices.component import release_slices
+from ..components.train_elastic.component import train_elastic
+
+NAME = "train-export-evaluate"
+DESCRIPTION = "Train on TPU slices that may be lost, give them back, export the proven checkpoint and evaluate it."
+
+
+def for_backend(image: str = IMAGE) -> Any:
+    """The pipeline for a cluster or Vertex AI; its parameter is `run`."""
+
+    @dsl.pipeline(name=NAME, description=DESCRIPTION)  # type: ignore[untyped-decorator]
+    def pipeline(run: str) -> None:
+        _tasks(run, dsl.PIPELINE_JOB_ID_PLACEHOLDER, image)
+
+    return pipeline
+
+
+def for_this_machine() -> Any:
+    """The pipeline for kfp.local; its parameters are `run` and `holder`."""
+
+    @dsl.pipeline(name=NAME, description=DESCRIPTION)  # type: ignore[untyped-decorator]
+    def pipeline(run: str, holder: str) -> None:
+        _tasks(run, holder, IMAGE)
+
+    return pipeline
+
+
+def _tasks(run: str, holder: str, image: str) -> None:
+    def task(component: Any, name: str, after: Any = None) -> Any:
+        made = component(run=run, holder=holder).set_caching_options(False).set_container_image(image)
+        made.set_display_name(name)
+        return made if after is None else made.after(after)
+
+    # No retries: a backend cannot tell a lost pod from a user's error, and an exit code of ours is final.
+    with dsl.ExitHandler(task(release_slices, "release-at-the-end"), name="slices-are-given-back"):
+        provision = task(provision_slices, "provision")
+        train = task(train_elastic, "train", provision)
+        release = task(release_slices, "release", train)
+        export = task(export_checkpoint, "export", release)
+        task(evaluate_checkpoint, "evaluate", export)

@@ -1,0 +1,88 @@
+"""Airflow for tests: a home of its own with a migrated SQLite database, once a session; quiet, and with no network.
+
+Importing Airflow reads its configuration, so the environment comes first: test modules import nothing of Airflow at
+their top, and take the `airflow` fixture.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from elastic_tpu.tests.support import Case
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "airflow_dag.py"
+OPTIONS: dict[str, Any] = {"dag_id": "standin", "retry_delay": timedelta(0), "max_active_runs": 16}
+
+
+@dataclass(frozen=True)
+class DagRun:
+    """How a DAG run ended: its state, and states, tries and XComs by task."""
+
+    state: str
+    holder: str
+    tasks: dict[str, str]
+    tries: dict[str, int]
+    xcom: dict[str, Any]
+
+
+@pytest.fixture(scope="session")
+def airflow(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Airflow's home."""
+    home = tmp_path_factory.mktemp("airflow")
+    settings = {
+        "AIRFLOW_HOME": str(home),
+        "AIRFLOW__CORE__LOAD_EXAMPLES": "False",
+        "AIRFLOW__DATABASE__SQL_ALCHEMY_CONN": f"sqlite:///{home}/airflow.db",
+        "AIRFLOW__LOGGING__LOGGING_LEVEL": "ERROR",
+        "AIRFLOW__USAGE_DATA_COLLECTION__ENABLED": "False",
+    }
+    before = {name: os.environ.get(name) for name in settings}
+    os.environ.update(settings)
+    (home / "dags").mkdir()
+    shutil.copy(EXAMPLE, home / "dags")
+    # `dag.test()` wants its DAG in the folder; the one that runs is the test's own object.
+    (home / "dags" / "standin.py").write_text(
+        "# for Airflow, which reads only files with its name in them\n"
+        "from elastic_tpu.dags.train_export_evaluate import train_export_evaluate\n"
+        'dag = train_export_evaluate("spec.yaml", "standin")\n'
+    )
+    from airflow.utils import db
+
+    db.initdb()
+    yield home
+    for name, value in before.items():
+        if value is None:
+            os.environ.pop(name)
+        else:
+            os.environ[name] = value
+
+
+@pytest.fixture
+def run_dag(airflow: Path) -> Iterator[Callable[..., DagRun]]:
+    """Run the DAG on a case with `dag.test()`; operators and triggers run in this process."""
+    del airflow
+    from elastic_tpu.dags.train_export_evaluate import train_export_evaluate
+
+    def run(case: Case, *, retries: int = 0, **options: Any) -> DagRun:
+        dag = train_export_evaluate("the DAG run gives it", **OPTIONS, default_args={"retries": retries})
+        done: Any = dag.test(run_conf={"spec": str(case.spec)}, **options)
+        tasks = done.get_task_instances()
+        return DagRun(
+            state=str(done.state),
+            holder=f"standin/{done.run_id}",
+            tasks={task.task_id: str(task.state) for task in tasks},
+            tries={task.task_id: task.try_number for task in tasks},
+            xcom={task.task_id: task.xcom_pull(task_ids=task.task_id) for task in tasks},
+        )
+
+    before = signal.getsignal(signal.SIGTERM)  # Airflow sets its own and leaves it
+    yield run
+    signal.signal(signal.SIGTERM, before)

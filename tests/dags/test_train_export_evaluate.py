@@ -1,0 +1,242 @@
+"""The DAG as Airflow runs it: whole runs, every stage failing once, and who drives a run."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from elastic_tpu.platforms.base import ReleaseReport
+from elastic_tpu.platforms.local.platform import LocalPlatform
+from elastic_tpu.runs.errors import ExitCode, Infrastructure
+from elastic_tpu.tests.dags.airflow_home import DagRun
+from elastic_tpu.tests.support import Case, Launcher, expected_state
+
+RunDag = Callable[..., DagRun]
+MakeCase = Callable[..., Case]
+SMALL: dict[str, Any] = {
+    "export": {},
+    "evaluate": {"gate": ["heldout.loss <= 1.5"]},
+    "data": {"eval": "valid.parquet"},
+    "train": {"steps": 5},
+    "checkpoint": {"every": 5},
+}
+CHAIN = ["reserve", "provision", "train", "release", "export", "evaluate"]
+
+
+def assert_ended_at(done: DagRun, failed: str) -> None:
+    """The chain went as far as `failed`; the teardown released, and the verdict and the DAG run failed."""
+    at = CHAIN.index(failed)
+    assert done.state == "failed"
+    assert done.tasks == {
+        **dict.fromkeys(CHAIN[:at], "success"),
+        failed: "failed",
+        **dict.fromkeys(CHAIN[at + 1 :], "upstream_failed"),
+        "release_at_end": "success",
+        "verdict": "failed",
+    }
+
+
+# ---- the shape
+
+
+def test_the_setup_of_the_teardowns_is_what_buys_nothing(airflow: Path) -> None:
+    from elastic_tpu.dags.train_export_evaluate import train_export_evaluate
+
+    dag = train_export_evaluate("spec.yaml")
+    tasks = dag.task_dict
+    for before, after in zip(CHAIN, [*CHAIN[1:], "release_at_end"], strict=True):
+        assert after in tasks[before].downstream_task_ids
+    assert tasks["verdict"].upstream_task_ids >= {"release_at_end", "reserve"}
+    teardowns = {name for name, task in tasks.items() if task.is_teardown}
+    assert teardowns == {"release_at_end", "verdict"}
+    assert all(tasks[name].on_failure_fail_dagrun for name in teardowns)
+    assert {name for name, task in tasks.items() if task.is_setup} == {"reserve"}
+    assert dag.dagrun_timeout is None
+    with pytest.raises(ValueError, match=r"dagrun_timeout.*leave slices behind"):
+        train_export_evaluate("spec.yaml", dagrun_timeout=timedelta(hours=1))
+
+
+def test_airflow_finds_the_example(airflow: Path) -> None:
+    from airflow.dag_processing.dagbag import DagBag
+
+    bag = DagBag(airflow / "dags", include_examples=False)
+    assert not bag.import_errors
+    assert "train_qwen3_8b" in bag.dags
+    assert bag.dags["train_qwen3_8b"].params["spec"].endswith("qwen3-8b.yaml")
+
+
+# ---- whole runs
+
+
+def test_a_run_loses_a_slice_and_completes_as_if_it_had_not(run_dag: RunDag, make_case: MakeCase) -> None:
+    fault = {"slice": 1, "after_step": 25, "down": "200ms"}
+    case = make_case(**SMALL | {"train": {"steps": 100}}, local={"faults": [fault]})
+    done = run_dag(case)
+    assert done.state == "success"
+    assert set(done.tasks.values()) == {"success"}
+    assert case.final_state() == expected_state(100)
+    assert case.attempts() == [1]
+    result = case.json("result.json")
+    assert result is not None
+    assert (result["final_step"], result["recoveries"]) == (99, 1)
+    assert case.json("export/99/manifest.json")
+    assert len(case.events("slice.lost")) == len(case.events("slice.back")) == 1
+    assert len(case.events("slice.released")) == 2
+    assert case.claim is not None
+    assert (case.claim.claim.state, case.claim.claim.holder) == ("done", done.holder)
+    case.released()
+    assert done.xcom["reserve"] == case.uri
+    assert done.xcom["train"]["final_step"] == 99
+    assert done.xcom["release"]["deleted"] == ["slice 0", "slice 1"]
+    for name in CHAIN:
+        assert len(json.dumps(done.xcom[name])) < 2000
+
+
+def test_a_complete_run_is_not_done_again(run_dag: RunDag, make_case: MakeCase) -> None:
+    case = make_case(**SMALL)
+    assert run_dag(case).state == "success"
+    again = run_dag(case)
+    assert again.state == "success"
+    assert "no slices are needed" in again.xcom["provision"]["summary"]
+    assert case.attempts() == case.attempts("export") == case.attempts("evaluate") == [1]
+    assert len(case.events("slice.requested")) == 2
+
+
+def test_a_run_that_exports_nothing_is_complete_with_its_training(run_dag: RunDag, make_case: MakeCase) -> None:
+    case = make_case(train={"steps": 5}, checkpoint={"every": 5})
+    assert run_dag(case).state == "success"
+    assert case.attempts() == [1]
+    assert case.attempts("export") == []
+    case.released()
+
+
+# ---- every stage fails once
+
+
+def test_a_spec_that_is_wrong_buys_nothing(run_dag: RunDag, make_case: MakeCase) -> None:
+    case = make_case(**SMALL, slices={"count": 0})
+    done = run_dag(case, retries=2)
+    assert done.state == "failed"
+    assert done.tasks == {
+        "reserve": "failed",
+        **dict.fromkeys([*CHAIN[1:], "release_at_end", "verdict"], "upstream_failed"),
+    }
+    assert done.tries["reserve"] == 1
+    assert not case.output.exists()
+
+
+def test_provision_that_fails_half_way_is_given_back(
+    run_dag: RunDag, make_case: MakeCase, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    acquire = LocalPlatform.acquire
+
+    def half(self: LocalPlatform) -> None:
+        acquire(self)
+        raise Infrastructure("stockout")
+
+    monkeypatch.setattr(LocalPlatform, "acquire", half)
+    case = make_case(**SMALL)
+    done = run_dag(case, retries=1)
+    assert_ended_at(done, "provision")
+    assert done.tries["provision"] == 2  # what a new try may cure is tried again
+    assert done.xcom["release_at_end"]["deleted"] == ["slice 0", "slice 1"]
+    case.released()
+    assert case.claim is not None
+    assert case.claim.claim.state == "done"
+
+
+@pytest.mark.parametrize(
+    ("options", "failed"),
+    [
+        (["--exit-at", "3:70"], "train"),
+        (["--fail-job", "export"], "export"),
+        (["--fail-job", "evaluate"], "evaluate"),
+        (["--loss", "2.5"], "evaluate"),
+    ],
+)
+def test_a_stage_fails(run_dag: RunDag, make_case: MakeCase, options: list[str], failed: str) -> None:
+    case = make_case(*options, **SMALL)
+    done = run_dag(case, retries=2)
+    assert_ended_at(done, failed)
+    assert done.tries[failed] == 1  # a new try would fail as well
+    assert case.attempts() == [1]
+    assert (case.json("result.json") is None) == (failed == "train")
+    case.released()
+    assert case.claim is not None
+    # A run whose training is proven goes on from there when it is run again.
+    assert case.claim.claim.state in ("done", "held")
+
+
+def test_a_release_that_fails_is_made_up_for_at_the_end(
+    run_dag: RunDag, make_case: MakeCase, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    release, calls = LocalPlatform.release, []
+
+    def fails_once(self: LocalPlatform, jobs: bool = True) -> ReleaseReport:
+        calls.append(jobs)
+        return ReleaseReport((), (), ("pid 1",)) if len(calls) == 1 else release(self, jobs)
+
+    monkeypatch.setattr(LocalPlatform, "release", fails_once)
+    case = make_case(**SMALL)
+    assert_ended_at(run_dag(case), "release")
+    case.released()
+
+
+def test_slices_that_are_left_at_the_end_fail_the_dag_run(
+    run_dag: RunDag, make_case: MakeCase, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    release, calls = LocalPlatform.release, []
+
+    def fails_at_end(self: LocalPlatform, jobs: bool = True) -> ReleaseReport:
+        calls.append(jobs)
+        return release(self, jobs) if len(calls) == 1 else ReleaseReport((), (), ("pid 1",))
+
+    monkeypatch.setattr(LocalPlatform, "release", fails_at_end)
+    done = run_dag(make_case(**SMALL))
+    assert done.state == "failed"
+    assert done.tasks == {**dict.fromkeys([*CHAIN, "verdict"], "success"), "release_at_end": "failed"}
+    assert done.tries["release_at_end"] > 2
+
+
+def test_success_that_was_marked_by_hand_proves_nothing(run_dag: RunDag, make_case: MakeCase) -> None:
+    case = make_case(**SMALL)
+    done = run_dag(case, mark_success_pattern="train|export|evaluate")
+    assert done.state == "failed"
+    assert done.tasks == {**dict.fromkeys([*CHAIN, "release_at_end"], "success"), "verdict": "failed"}
+    case.released()
+
+
+# ---- who drives
+
+
+def test_a_run_that_another_drives_is_not_touched(
+    run_dag: RunDag, make_case: MakeCase, caplog: pytest.LogCaptureFixture
+) -> None:
+    case = make_case(**SMALL | {"train": {"steps": 100_000}})
+    with Launcher(case) as launcher:
+        case.wait_for_step(5)
+        before, trainer = case.claim, case.trainer()
+        assert before is not None
+        done = run_dag(case, retries=2)
+        assert done.state == "failed"
+        assert done.tasks["provision"] == done.tasks["release_at_end"] == done.tasks["verdict"] == "failed"
+        assert done.tasks["train"] == "upstream_failed"
+        assert done.tries["provision"] == 1
+        after = case.claim
+        assert after is not None
+        assert (after.claim.holder, after.claim.term, after.claim.state) == (
+            before.claim.holder,
+            before.claim.term,
+            "held",
+        )
+        assert trainer.is_running()
+        assert len(case.workers()) == 2
+        assert not case.events("claim.stopped")
+        assert not case.events("slice.released")
+        launcher.interrupt()
+        assert launcher.wait() == ExitCode.INTERRUPTED
+    case.released()

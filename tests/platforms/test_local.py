@@ -1,0 +1,250 @@
+"""The local platform by its own calls: slices and jobs as real processes, and an end that leaves nothing."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from elastic_tpu.platforms.base import Job
+from elastic_tpu.platforms.local.platform import LocalPlatform
+from elastic_tpu.platforms.local.relaunch import decide
+from elastic_tpu.runs.driver import Driver
+from elastic_tpu.runs.errors import BadInput, Infrastructure
+from elastic_tpu.runs.load import read_spec
+from elastic_tpu.runs.run import create_run
+from elastic_tpu.tests.support import Case, expected_state, lives, until
+
+MakeCase = Callable[..., Case]
+Opened = tuple[Case, LocalPlatform, Job]
+
+
+@pytest.fixture
+def opened(make_case: MakeCase) -> Iterator[Callable[..., Opened]]:
+    """Makes a run that this process drives, its platform, and its training job."""
+    platforms = []
+
+    def make(*trainer: str, **sections: object) -> Opened:
+        case = make_case(*trainer, **sections)
+        run = create_run(read_spec(str(case.spec)))
+        Driver(run.store, "test", "1", 600.0).take()
+        platforms.append(LocalPlatform(run))
+        return case, platforms[-1], Job("train", ("train", "--run", run.uri), slices=True)
+
+    yield make
+    for platform in platforms:
+        platform.release()
+
+
+def _ready(platform: LocalPlatform) -> None:
+    platform.acquire()
+    until(lambda: platform.slices().state == "ready", "all slices")
+
+
+# ---- slices
+
+
+def test_slices_are_taken_once_and_given_back(opened: Callable[..., Opened]) -> None:
+    case, platform, _ = opened()
+    assert platform.slices().state == "absent"
+    _ready(platform)
+    workers = {worker.pid for worker in case.workers()}
+    assert len(workers) == 2
+    platform.acquire()  # adopted
+    assert {worker.pid for worker in case.workers()} == workers
+    record = case.json("slices.json")
+    assert record is not None
+    assert (record["state"], {entry["pid"] for entry in record["slices"]}) == ("ready", workers)
+    report = platform.release()
+    assert report.existed == report.deleted == ("slice 0", "slice 1")
+    assert report.left == ()
+    case.released()
+    assert platform.slices().state == "released"
+    for _ in range(2):
+        again = platform.release()
+        assert (again.existed, again.deleted, again.left) == ((), (), ())
+    assert len(case.events("slice.released")) == 2
+
+
+def test_a_release_where_nothing_was_ever_taken(opened: Callable[..., Opened]) -> None:
+    case, platform, _ = opened()
+    report = platform.release()
+    assert (report.existed, report.left) == ((), ())
+    assert case.json("slices.json") is None
+
+
+def test_slices_can_be_taken_again_after_a_release(opened: Callable[..., Opened]) -> None:
+    case, platform, _ = opened()
+    _ready(platform)
+    platform.release()
+    _ready(platform)
+    assert len(case.workers()) == 2
+
+
+def test_slices_that_are_ending_are_waited_for_and_taken_anew(opened: Callable[..., Opened]) -> None:
+    # The trainer has seconds to end after SIGTERM: in that time the next launcher comes.
+    case, platform, job = opened("--hang-at", "3")
+    _ready(platform)
+    platform.launch(job)
+    until(lambda: case.at_step(0))
+    before = case.supervisor()
+    before.terminate()
+    until(lambda: platform.slices().state == "failed", "the end to begin")
+    assert "SIGTERM" in platform.slices().detail
+    case.trainer().kill()  # instead of waiting for its grace to pass
+    _ready(platform)
+    assert not lives(before)
+    assert case.supervisor().pid != before.pid
+
+
+def test_a_killed_supervisor_takes_workers_and_trainer_along(opened: Callable[..., Opened]) -> None:
+    case, platform, job = opened(train={"steps": 100_000})
+    _ready(platform)
+    platform.launch(job)
+    case.wait_for_step(1)
+    case.supervisor().kill()
+    until(lambda: not case.processes(), "the end of all")
+    assert platform.slices().state == "failed"
+    seen = platform.observe(job)
+    assert (seen.state, seen.exit_code) == ("over", None)
+    assert "died together with its supervisor (attempt 1)" in seen.detail
+    platform.release()
+    case.released()
+
+
+def test_a_supervisor_that_does_not_answer_is_ended_by_a_release(opened: Callable[..., Opened]) -> None:
+    case, platform, _ = opened()
+    _ready(platform)
+    case.supervisor().suspend()
+    report = platform.release()
+    assert report.existed == ("supervisor of slices, which did not answer",)
+    assert report.left == ()
+    case.released()
+
+
+def test_kill_slice(opened: Callable[..., Opened]) -> None:
+    case, platform, _ = opened()
+    with pytest.raises(BadInput, match="no slices are provisioned now"):
+        platform.kill_slice(0)
+    _ready(platform)
+    with pytest.raises(BadInput, match="this run has 2 slices"):
+        platform.kill_slice(2)
+    old = {worker.pid for worker in case.workers()}
+    assert "killed (SIGKILL)" in platform.kill_slice(1)
+    until(lambda: case.events("slice.back"), "the slice to be back")
+    assert len(old & {worker.pid for worker in case.workers()}) == 1
+    lost = case.events("slice.lost")[0]
+    assert (lost.data["slice"], lost.data["how"]) == (1, "signal 9")
+
+
+# ---- jobs
+
+
+def test_a_job_needs_slices(opened: Callable[..., Opened]) -> None:
+    _, platform, job = opened()
+    with pytest.raises(Infrastructure, match="train needs slices, and there are none"):
+        platform.launch(job)
+
+
+def test_a_job_is_launched_once_however_often_it_is_asked_for(opened: Callable[..., Opened]) -> None:
+    case, platform, job = opened(train={"steps": 100_000})
+    assert platform.observe(job).state == "absent"
+    _ready(platform)
+    for _ in range(3):
+        platform.launch(job)
+    case.wait_for_step(1)
+    platform.launch(job)
+    assert case.attempts() == [1]
+    assert len(case.processes("train --run")) == 1
+    assert platform.observe(job).state == "running"
+    platform.cancel(job)
+    until(lambda: platform.observe(job).state == "over")
+    seen = platform.observe(job)
+    assert seen.exit_code == 143  # SIGTERM, saved
+    assert len(case.workers()) == 2  # a cancelled job leaves the slices
+    platform.cancel(job)  # is over and stays so
+
+
+def test_a_cancel_without_time_to_save_ends_a_trainer_that_hangs(opened: Callable[..., Opened]) -> None:
+    case, platform, job = opened("--hang-at", "3")
+    _ready(platform)
+    platform.launch(job)
+    until(lambda: case.at_step(0))
+    platform.cancel(job)
+    platform.cancel(job, now=True)
+    until(lambda: platform.observe(job).state == "over", seconds=10)
+    assert platform.observe(job).exit_code == -9
+
+
+def test_a_trainer_that_dies_before_it_registers_is_on_record(opened: Callable[..., Opened]) -> None:
+    command = ["/bin/sh", "-c", "echo the image is broken; exit 70"]
+    case, platform, job = opened(local={"trainer": command})
+    _ready(platform)
+    platform.launch(job)
+    until(lambda: platform.observe(job).state == "over")
+    seen = platform.observe(job)
+    assert (seen.exit_code, seen.detail) == (70, "the image is broken")
+    record = case.exit_of(1)
+    assert record is not None
+    assert (record["exit_code"], record["tail"]) == (70, "the image is broken")
+
+
+def test_of_two_trainers_of_one_run_exactly_one_goes_on(opened: Callable[..., Opened], tmp_path: Path) -> None:
+    case, platform, job = opened(train={"steps": 400})
+    _ready(platform)
+    platform.launch(job)
+    case.wait_for_step(10)
+    log = tmp_path / "second.log"
+    with log.open("wb") as output:
+        second = subprocess.Popen(case.trainer().cmdline(), stdout=output, stderr=output)
+    try:
+        until(lambda: platform.observe(job).state == "over", "the end of the first one")
+        assert platform.observe(job).exit_code == 76
+        first = case.exit_of(1)
+        assert first is not None
+        assert first["exit_code"] == 76
+        assert second.wait(60) == 0
+    finally:
+        second.kill()
+    assert case.final_state() == expected_state(400)
+    # Not a word of the loser's once the other one began to train.
+    began = next(event for event in case.events() if event.attempt == 2 and event.step is not None)
+    later = [event for event in case.events() if event.time > began.time and event.writer == "trainer"]
+    assert {event.attempt for event in later} == {2}
+    assert case.status is not None
+    assert (case.status.attempt, case.status.exit) == (2, 0)
+
+
+# ---- who is started again
+
+
+@pytest.mark.parametrize(
+    ("code", "restarts", "wanted", "stopped", "again", "result"),
+    [
+        (0, 0, True, False, False, 0),
+        (64, 0, True, False, False, 64),
+        (70, 0, True, False, False, 70),
+        (76, 0, True, False, False, 76),
+        (77, 0, True, False, False, 77),
+        (1, 0, True, False, False, 1),
+        (75, 0, True, False, True, 75),
+        (143, 0, True, False, True, 143),
+        (-9, 0, True, False, True, -9),
+        (-11, 1, True, False, True, -11),
+        (75, 2, True, False, False, 77),
+        (143, 2, True, False, False, 77),
+        (-9, 2, True, False, False, 77),
+        (75, 0, False, False, False, 75),
+        (-9, 0, False, False, False, -9),
+        (143, 0, False, True, False, 76),
+        (-9, 0, False, True, False, 76),
+        (76, 0, False, True, False, 76),
+        (70, 0, False, True, False, 70),
+        (0, 0, False, True, False, 0),
+    ],
+)
+def test_relaunch(code: int, restarts: int, wanted: bool, stopped: bool, again: bool, result: int) -> None:
+    decision = decide(code, restarts, 2, wanted, stopped)
+    assert (decision.again, decision.code) == (again, result)
+    assert ("head_restarts (2) is spent" in decision.reason) is (result == 77 and code != 77)

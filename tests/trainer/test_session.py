@@ -1,0 +1,202 @@
+"""A process start in the run directory: its number, its clock, its log, and its last words."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import subprocess
+import sys
+import threading
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+from elastic_tpu.runs import records
+from elastic_tpu.runs.errors import BadInput, Unreachable
+from elastic_tpu.runs.events import EventReader
+from elastic_tpu.runs.run import open_run
+from elastic_tpu.runs.status import Status
+from elastic_tpu.tests.tools.memory_store import MemoryStore
+from elastic_tpu.tests.tools.small import run_at, run_in, session_of
+from elastic_tpu.trainer.policy import starts_without_progress
+from elastic_tpu.trainer.session import Attempt
+
+
+def test_attempts_are_numbered_and_remember_what_was_proven() -> None:
+    run = run_in(MemoryStore())
+    first = Attempt(run, "train", None)
+    second = Attempt(run, "train", 10)
+    third = Attempt(run, "train", 10)
+    assert [first.number, second.number, third.number] == [1, 2, 3]
+    assert third.proven_at_start == [None, 10]
+    assert starts_without_progress(third.proven_at_start, 10) == 1
+    started = records.load(run.store.read("attempts/2/started.json").data, "x")
+    assert (started["proven_step"], started["nonce"]) == (10, second.nonce)
+
+
+def test_an_attempt_that_ended_on_request_does_not_count() -> None:
+    run = run_in(MemoryStore())
+    for code in (75, 76, 143):
+        number = Attempt(run, "train", 10).number
+        run.store.put(f"attempts/{number}/exit.json", records.dump({"exit_code": code}))
+    assert Attempt(run, "train", 10).proven_at_start == [10, 10]
+
+
+def test_jobs_are_numbered_apart() -> None:
+    run = run_in(MemoryStore())
+    Attempt(run, "train", None)
+    assert Attempt(run, "export", None).number == 1
+    assert Attempt(run, "export", None).number == 2
+    run.store.put("attempts/notes/started.json", b"{}")
+    run.store.put("attempts/²/started.json", b"{}")
+    assert Attempt(run, "train", None).number == 2
+
+
+def test_an_attempt_that_registers_in_between_keeps_its_number() -> None:
+    store = MemoryStore()
+    run = run_in(store)
+    store.before_write = lambda: Attempt(run, "train", None)
+    assert Attempt(run, "train", None).number == 2
+
+
+def _register(uri: str) -> int:
+    return Attempt(open_run(uri), "train", None).number
+
+
+def test_processes_that_race_get_numbers_of_their_own(tmp_path: Path) -> None:
+    run = run_at(tmp_path)
+    with multiprocessing.get_context("spawn").Pool(4) as pool:
+        numbers = pool.map(_register, [run.uri] * 8, chunksize=1)
+    assert sorted(numbers) == list(range(1, 9))
+
+
+def test_elapsed_counts_from_the_first_attempt_over_restarts() -> None:
+    run = run_in(MemoryStore())
+    assert Attempt(run, "train", None).elapsed() < 5
+    record = records.load(run.store.read("attempts/1/started.json").data, "x")
+    hour_ago = records.timestamp(datetime.now(UTC) - timedelta(hours=1))
+    run.store.put("attempts/1/started.json", records.dump({**record, "time": hour_ago}))
+    assert Attempt(run, "train", None).elapsed() == pytest.approx(3600, abs=10)
+
+
+def test_a_clock_that_stepped_back_does_not_make_the_run_younger_than_nothing() -> None:
+    run = run_in(MemoryStore())
+    later = records.timestamp(datetime.now(UTC) + timedelta(hours=1))
+    run.store.put("attempts/1/started.json", records.dump({"time": later}))
+    assert 0 <= Attempt(run, "train", None).elapsed() < 5
+
+
+# -- the log ------------------------------------------------------------------------------------------------------
+
+BUFFERED = {**os.environ, "PYTHONUNBUFFERED": ""}
+
+LOG = """
+import os, subprocess, sys, threading
+from elastic_tpu.runs.run import open_run
+from elastic_tpu.trainer.session import Attempt, AttemptLog, leave
+
+run = open_run(sys.argv[1])
+attempt = Attempt(run, "train", None)
+log = AttemptLog(run, f"attempts/{attempt.number}/trainer.log")
+print("from python")
+print("to stderr", file=sys.stderr)
+os.write(1, b"from a library\\n")
+subprocess.run([sys.executable, "-c", "print('from a child')"])
+print("unflushed", end="")
+%s
+"""
+
+
+@pytest.mark.parametrize(
+    ("end", "last", "code"),
+    [
+        ("leave(75)", "unflushed", 75),
+        ("log.close(); leave(0)", "unflushed", 0),
+        ("os._exit(9)", "from a child", 9),
+        ("os.abort()", "from a child", -6),
+    ],
+)
+def test_the_log_holds_every_byte_however_the_process_ends(tmp_path: Path, end: str, last: str, code: int) -> None:
+    run = run_at(tmp_path)
+    done = subprocess.run([sys.executable, "-c", LOG % end, run.uri], stdout=subprocess.PIPE, env=BUFFERED)
+    assert done.returncode == code
+    log = (Path(run.uri) / "attempts/1/trainer.log").read_text()
+    assert log.rstrip().endswith(last)
+    for line in ("from a library", "from a child"):
+        assert line in log
+    if last == "unflushed":
+        assert "from python" in log
+        assert "to stderr" in log
+    assert done.stdout.decode() == log  # the parent reads the same
+
+
+def test_a_blocked_pipe_does_not_keep_the_process(tmp_path: Path) -> None:
+    code = (
+        "import contextlib, os\n"
+        "from elastic_tpu.trainer import session\n"
+        "os.set_blocking(1, False)\n"
+        "with contextlib.suppress(BlockingIOError):\n"
+        "    while True:\n"
+        "        os.write(1, b'x' * 4096)\n"  # until the pipe is full: nobody reads
+        "os.set_blocking(1, True)\n"
+        "print('more')\n"
+        "session.leave(75)\n"
+    )
+    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, env=BUFFERED)
+    assert process.wait(30) == 75
+    assert process.stdout is not None
+    process.stdout.close()
+
+
+# -- the session --------------------------------------------------------------------------------------------------
+
+
+def test_a_session_from_start_to_end(tmp_path: Path) -> None:
+    run = run_at(tmp_path)
+    with session_of(run) as session:
+        assert session.before is None
+        assert session.attempt.number == 1
+        session.event("train.first_step", step=0)
+        session.heartbeat.update(phase="training", step=3)
+        assert session.end(75, "told to") == 75
+    status = json.loads(run.store.read("status.json").data)
+    assert (status["phase"], status["step"], status["exit"], status["reason"]) == ("ended", 3, 75, "told to")
+    events = EventReader(run.store).all()
+    assert [(e.kind, e.attempt) for e in events][:3] == [
+        ("attempt.started", 1),
+        ("train.first_step", 1),
+        ("attempt.ended", 1),
+    ]
+    with session_of(run) as second:
+        assert second.before is not None
+        assert (second.before.step, second.before.exit) == (3, 75)
+
+
+def test_events_wait_for_a_storage_that_is_away_and_are_told_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = run_at(tmp_path)
+    with session_of(run) as session:
+        real, failed = run.store.create, threading.Event()
+
+        def create(name: str, data: bytes) -> str:
+            if name.startswith("events/") and not failed.is_set():
+                failed.set()
+                real(name, data)
+                raise Unreachable("the answer was lost")
+            return real(name, data)
+
+        monkeypatch.setattr(run.store, "create", create)
+        session.event("recovery.finished", step=7)
+        assert failed.is_set()
+        assert [e.step for e in EventReader(run.store).all() if e.kind == "recovery.finished"] == [7]
+
+
+def test_a_run_of_a_newer_version_is_refused_before_anything_is_written(tmp_path: Path) -> None:
+    run = run_at(tmp_path)
+    data = Status("r", 1, "other").dump().replace(b'"schema": 1', b'"schema": 2')
+    run.store.put("status.json", data)
+    with pytest.raises(BadInput, match="schema 2 is newer than 1"), session_of(run):
+        pass
+    assert run.store.read("status.json").data == data
