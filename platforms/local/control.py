@@ -29,9 +29,10 @@ def ask(path: Path, call: str, timeout: float = 5.0, **arguments: Any) -> dict[s
         connection.close()
         return None
     try:
-        with connection, connection.makefile("rwb") as stream:
-            stream.write(json.dumps({"call": call, **arguments}).encode() + b"\n")
-            stream.flush()
+        # Nothing is buffered on the way out: closing a buffer that a Ctrl-C left half written would write again, fail
+        # on the closed connection, and so turn the interrupt into "there is no supervisor".
+        with connection, connection.makefile("rb") as stream:
+            connection.sendall(json.dumps({"call": call, **arguments}).encode() + b"\n")
             line = stream.readline()
     except (ConnectionResetError, BrokenPipeError):
         return None  # it ended with the question in its queue

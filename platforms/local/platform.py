@@ -25,7 +25,7 @@ from .processes import ProcessId, identify
 from .slices import runtime_folder
 
 _START = 90.0  # seconds a supervisor may take until it answers; one before it that is ending is waited for
-_STARTING = 5.0  # seconds a release waits for a supervisor that does not answer yet, or no longer
+_SILENT = 5.0  # seconds a supervisor may be there without an answer: it starts, or is about to end
 _END = 60.0  # seconds a release may take: the trainer's grace, and some
 
 
@@ -88,7 +88,7 @@ class LocalPlatform:
                 state = self._state(name)
                 if state is not None:
                     ask(control_socket(self._folder, name), "release", why="released")
-                patience = _STARTING if state is None else _END
+                patience = _END
             except Infrastructure:
                 state, patience = None, 0.0  # it is there and does not answer
             alive = self._wait_gone(self._pids(name, state), patience)
@@ -164,7 +164,17 @@ class LocalPlatform:
     # -- helpers ----------------------------------------------------------------------------------------------
 
     def _state(self, name: str) -> dict[str, Any] | None:
-        return ask(control_socket(self._folder, name), "state")
+        """What the supervisor says of itself. Only its death is taken for one: it may be starting, or about to end."""
+        deadline = time.monotonic() + _SILENT
+        while True:
+            state = ask(control_socket(self._folder, name), "state")
+            if state is not None or not any(p.alive() for p in self._pids(name, None)):
+                return state
+            if time.monotonic() > deadline:
+                raise Infrastructure(
+                    f"the supervisor of {name} is there and does not answer; its log is {self._folder / name}.log"
+                )
+            time.sleep(0.02)
 
     def _start_supervisor(self, name: str) -> None:
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -187,7 +197,7 @@ class LocalPlatform:
                 child.kill()
                 code = child.wait()
             except KeyboardInterrupt:
-                child.wait(_STARTING)  # what is half started could not be asked to end
+                child.wait(_SILENT)  # what is half started could not be asked to end
                 raise
         if code:  # it returns as soon as the supervisor answers, or has failed
             raise Infrastructure(f"the supervisor of {name} did not start; its log {log} ends:\n{tail(log, began)}")

@@ -221,13 +221,12 @@ def _serve_one(supervisor: Supervisor, server: socket.socket) -> None:
     connection, _ = server.accept()
     connection.settimeout(2.0)
     try:
-        with connection, connection.makefile("rwb") as stream:
+        with connection, connection.makefile("rb") as stream:
             try:
                 answer = supervisor.answer(json.loads(stream.readline() or b"{}"))
             except (ValueError, KeyError, ElasticTPUError) as error:
                 answer = {"error": f"{type(error).__name__}: {error}"}
-            stream.write(json.dumps(answer).encode() + b"\n")
-            stream.flush()
+            connection.sendall(json.dumps(answer).encode() + b"\n")
     except OSError as error:
         _log.warning("a launcher went away: %s", error)
 

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import socket
 import subprocess
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from elastic_tpu.platforms.base import Job
+from elastic_tpu.platforms.local.control import ask, control_socket
 from elastic_tpu.platforms.local.platform import LocalPlatform
-from elastic_tpu.platforms.local.relaunch import decide
+from elastic_tpu.platforms.local.slices import runtime_folder
 from elastic_tpu.runs.driver import Driver
 from elastic_tpu.runs.errors import BadInput, Infrastructure
 from elastic_tpu.runs.load import read_spec
@@ -216,35 +219,32 @@ def test_of_two_trainers_of_one_run_exactly_one_goes_on(opened: Callable[..., Op
     assert (case.status.attempt, case.status.exit) == (2, 0)
 
 
-# ---- who is started again
+# ---- questions and answers
 
 
-@pytest.mark.parametrize(
-    ("code", "restarts", "wanted", "stopped", "again", "result"),
-    [
-        (0, 0, True, False, False, 0),
-        (64, 0, True, False, False, 64),
-        (70, 0, True, False, False, 70),
-        (76, 0, True, False, False, 76),
-        (77, 0, True, False, False, 77),
-        (1, 0, True, False, False, 1),
-        (75, 0, True, False, True, 75),
-        (143, 0, True, False, True, 143),
-        (-9, 0, True, False, True, -9),
-        (-11, 1, True, False, True, -11),
-        (75, 2, True, False, False, 77),
-        (143, 2, True, False, False, 77),
-        (-9, 2, True, False, False, 77),
-        (75, 0, False, False, False, 75),
-        (-9, 0, False, False, False, -9),
-        (143, 0, False, True, False, 76),
-        (-9, 0, False, True, False, 76),
-        (76, 0, False, True, False, 76),
-        (70, 0, False, True, False, 70),
-        (0, 0, False, True, False, 0),
-    ],
-)
-def test_relaunch(code: int, restarts: int, wanted: bool, stopped: bool, again: bool, result: int) -> None:
-    decision = decide(code, restarts, 2, wanted, stopped)
-    assert (decision.again, decision.code) == (again, result)
-    assert ("head_restarts (2) is spent" in decision.reason) is (result == 77 and code != 77)
+def test_a_question_that_got_lost_is_asked_again_while_the_supervisor_lives(opened: Callable[..., Opened]) -> None:
+    case, platform, _ = opened()
+    _ready(platform)
+    real = control_socket(runtime_folder(case.run_id), "slices")
+    aside = real.with_suffix(".aside")
+    real.rename(aside)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as deaf:
+        deaf.bind(str(real))
+        deaf.listen()
+
+        def hang_up_once() -> None:
+            deaf.accept()[0].close()
+            aside.rename(real)
+
+        thread = threading.Thread(target=hang_up_once)
+        thread.start()
+        assert platform.slices().state == "ready"  # not: its supervisor is gone
+        thread.join()
+
+
+def test_a_question_is_not_answered_where_nobody_is(tmp_path: Path) -> None:
+    path = tmp_path / "x.ctl"
+    assert ask(path, "state") is None
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as gone:
+        gone.bind(str(path))
+    assert ask(path, "state") is None
