@@ -22,13 +22,20 @@ TIMED = (
 
 
 def main() -> None:
-    taken = [float(subprocess.run([sys.executable, "-c", TIMED], capture_output=True, check=True).stdout) for _ in range(RUNS)]
+    taken = [
+        float(subprocess.run([sys.executable, "-c", TIMED], capture_output=True, check=True).stdout)
+        for _ in range(RUNS)
+    ]
     value = statistics.median(taken)
     table = Table("import of elastic_tpu.components and its stage protocol", "ms")
     for name, figure in (("fastest", min(taken)), ("median", value), ("slowest", max(taken))):
         table.add_row(name, f"{figure:.1f}")
     Console().print(table)
-    print(json.dumps({"name": "imports", "value": round(value, 2), "goal": GOAL_MS, "unit": "ms", "pass": value <= GOAL_MS}))
+    print(
+        json.dumps(
+            {"name": "imports", "value": round(value, 2), "goal": GOAL_MS, "unit": "ms", "pass": value <= GOAL_MS}
+        )
+    )
 
 
 if __name__ == "__main__":

@@ -40,6 +40,7 @@ _STEPS: dict[str, Step] = {step.name: step for step in (PROVISION, TRAIN, RELEAS
 _RETRIED = (ExitCode.INFRASTRUCTURE, ExitCode.EVICTED)
 _XCOM_BYTES = 2000
 _TEXT = 1000  # characters of a reason that go through Airflow's database; whole in the run directory and the log
+_NOT_OPEN = 15.0  # seconds between two tries to open a run
 _LAST_SECONDS = 4.0  # Airflow kills a task 5 s after it told it to end
 _SIGNAL_GRACE = 300.0  # seconds in which the next try's take undoes the stop of a try that a signal ended
 
@@ -98,11 +99,10 @@ class StageTrigger(BaseTrigger):
 
     def _look(self) -> tuple[Verdict, float]:
         """The verdict, and the seconds to wait if it is not done."""
-        wait = self._stage.interval if self._stage else 15.0
         try:
             if self._stage is None:
                 self._stage = self.submitted.open()
-            verdict, wait = self._stage.poll(), self._stage.interval
+            verdict = self._stage.poll()
         except Unreachable as error:
             verdict = Verdict("running", reason=f"unknown, the storage does not answer: {error}")
         except ElasticTPUError as error:
@@ -110,7 +110,7 @@ class StageTrigger(BaseTrigger):
         if (told := f"{self.submitted.step}: {verdict.phase} {verdict.reason}".rstrip()) != self._told:
             self._told = told
             self.log.info(told)
-        return verdict, wait
+        return verdict, self._stage.interval if self._stage else _NOT_OPEN
 
     async def on_kill(self) -> None:
         """A user marked or cleared the task: ask the trainer to save and end, unless a newer try drives the run."""

@@ -1,13 +1,14 @@
 """The whole pipeline as an Airflow DAG, from one spec.
 
-    reserve -> provision -> train -> release -> export -> evaluate -> release_at_end -> verdict
-       +------------------------------------------------------------------^--------------^
+    reserve -> provision -> train -> release -> export -> evaluate -> release_at_end
+                                                                  +-> verdict
 
-`reserve` starts the run and buys nothing. It is the setup of both teardowns, so they run once it has succeeded, whatever
-fails after it: a teardown whose setup is `provision` would not run when provision fails half-way (apache/airflow#29334).
-`verdict` fails the DAG run unless the run directory proves what the spec asks for: a DAG run that was marked failed
-while training was deferred would end as a success otherwise. There is no `dagrun_timeout`, which skips teardowns and
-leaves slices behind; bound the run by the `limits` of its spec.
+`reserve` starts the run and buys nothing. It is the setup of the two teardowns `release_at_end` and `verdict`, so both
+run once it has succeeded, whatever fails after it; they would not run after a `provision` that failed half-way if that
+were their setup (apache/airflow#29334). `verdict` fails the DAG run unless the run directory proves what the spec asks
+for: a DAG run that was marked failed while training was deferred would end as a success otherwise. It is no successor
+of `release_at_end`, since Airflow takes a DAG run's state from its last tasks only. There is no `dagrun_timeout`, which
+skips teardowns and leaves slices behind; bound the run by the `limits` of its spec.
 """
 
 from __future__ import annotations
@@ -69,7 +70,7 @@ def train_export_evaluate(
         evaluate = EvaluateCheckpointOperator(task_id="evaluate", run=run)
         at_end = ReleaseSlicesOperator(task_id="release_at_end", run=run, retries=RELEASE_RETRIES)
         proven = verdict(run)
-        run >> provision >> train >> release >> export >> evaluate >> at_end >> proven
+        run >> provision >> train >> release >> export >> evaluate >> [at_end, proven]
         at_end.as_teardown(setups=run, on_failure_fail_dagrun=True)
         proven.as_teardown(setups=run, on_failure_fail_dagrun=True)
     return dag

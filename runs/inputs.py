@@ -6,7 +6,7 @@ Buckets are left to the trainer: the launcher's credentials need not reach the d
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from glob import glob
 from pathlib import Path
 from typing import Any
@@ -20,18 +20,23 @@ _TOKENIZER = "tokenizer.json"
 
 def problems(document: Mapping[str, Any]) -> list[Problem]:
     """Problems with the local paths of a spec's document; what is not a path there is somebody else's problem."""
+    questions: Sequence[tuple[str, str, Callable[[Path], str]]] = (
+        ("data", "train", _data_problem),
+        ("data", "eval", _data_problem),
+        ("model", "tokenizer", _tokenizer_problem),
+        ("run", "output", _output_problem),
+    )
     found = []
-    for name in ("train", "eval"):
-        pattern = _path(document, "data", name)
-        if pattern is not None and (why := _data_problem(pattern)):
-            found.append(Problem(f"data.{name}", pattern, why))
-    tokenizer = _path(document, "model", "tokenizer")
-    if tokenizer is not None and not (Path(tokenizer) / _TOKENIZER).is_file():
-        why = f"is no Hugging Face tokenizer (no {_TOKENIZER} in it)" if Path(tokenizer).exists() else "is not there"
-        found.append(Problem("model.tokenizer", tokenizer, f"{why}; give a folder with {_TOKENIZER}"))
-    output = _path(document, "run", "output")
-    if output is not None and (why := _output_problem(Path(output))):
-        found.append(Problem("run.output", output, why))
+    for section, name, question in questions:
+        path = _path(document, section, name)
+        if path is None:
+            continue
+        try:
+            why = question(Path(path))
+        except OSError as error:  # it cannot even be looked up: too long, a loop of links
+            why = f"{error.strerror or error}; give another path"
+        if why:
+            found.append(Problem(f"{section}.{name}", path, why))
     return found
 
 
@@ -41,12 +46,18 @@ def _path(document: Mapping[str, Any], section: str, field: str) -> str | None:
     return value if isinstance(value, str) and value not in NOT_FILES and not is_bucket(value) else None
 
 
-def _data_problem(pattern: str) -> str:
-    files = [path for path in glob(pattern) if Path(path).is_file()]
+def _data_problem(pattern: Path) -> str:
+    files = [path for path in map(Path, sorted(glob(str(pattern)))) if path.is_file()]  # noqa: PTH207 - absolute
     if not files:
         return "matches no file"
-    empty = [path for path in files if Path(path).stat().st_size == 0]
-    return f"{empty[0]} is empty" if empty else ""
+    return next((f"{path} is empty" for path in files if path.stat().st_size == 0), "")
+
+
+def _tokenizer_problem(folder: Path) -> str:
+    if (folder / _TOKENIZER).is_file():
+        return ""
+    why = f"is no Hugging Face tokenizer (no {_TOKENIZER} in it)" if folder.exists() else "is not there"
+    return f"{why}; give a folder with {_TOKENIZER}"
 
 
 def _output_problem(folder: Path) -> str:

@@ -85,17 +85,20 @@ def compare(proof: Proof, files: Mapping[str, FileProof]) -> list[str]:
 
 
 def files_of(store: Store, step: int, only_sizes: bool = False) -> dict[str, FileProof]:
-    """The files of a checkpoint as they are on storage now."""
+    """The files of a checkpoint as they are on storage now.
+
+    Raises:
+      NotFound: one was removed during the look.
+    """
     folder = f"{run.checkpoint(step)}/"
-    files = {}
-    for entry in store.list(folder):
-        try:
-            digest = entry.digest or ("" if only_sizes else store.digest(entry.name))
-        except NotFound:
-            continue  # retention removed it just now
-        generation = entry.generation if entry.digest else ""
-        files[entry.name.removeprefix(folder)] = FileProof(entry.size, digest, generation)
-    return files
+    return {
+        entry.name.removeprefix(folder): FileProof(
+            entry.size,
+            entry.digest or ("" if only_sizes else store.digest(entry.name)),
+            entry.generation if entry.digest else "",
+        )
+        for entry in store.list(folder)
+    }
 
 
 def read_proof(store: Store, step: int) -> Proof | None:
@@ -118,11 +121,16 @@ def check(store: Store, step: int) -> list[str]:
         Proof(step, {n: FileProof(f.size, "") for n, f in proof.files.items()}),
         {n: FileProof(f.size, "") for n, f in files_of(store, step, only_sizes=True).items()},
     )
-    return sizes or compare(proof, files_of(store, step))
+    if sizes:
+        return sizes
+    try:
+        return compare(proof, files_of(store, step))
+    except NotFound as error:
+        return [f"it is being removed ({error})"]
 
 
 def is_finished(store: Store, step: int) -> bool:
-    """Whether a checkpoint still has its commit marker: Orbax's retention removes old ones, on a bucket file by file."""
+    """Whether a checkpoint still has its commit marker: retention removes old ones, in a bucket file by file."""
     return any(entry.name == f"{run.checkpoint(step)}/{COMMIT}" for entry in store.list(run.checkpoint(step) + "/"))
 
 

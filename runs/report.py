@@ -21,7 +21,8 @@ from .claim import read_claim
 from .errors import ElasticTPUError, NotFound, Unreachable
 from .events import Event, EventReader
 from .plan import make_plan
-from .report_story import Attempt, Records, tell
+from .report_records import Attempt, Records
+from .report_story import tell
 from .result import read_result
 from .run import Run
 from .status import Status, load_status

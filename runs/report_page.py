@@ -16,7 +16,7 @@ import yaml
 from markupsafe import Markup
 
 from .goodput import RECOVERY_PARTS, Recovery
-from .report_chart import Mark, loss_chart
+from .report_chart import Mark, is_logarithmic, loss_chart
 from .report_story import Story
 from .report_timeline import Timeline
 
@@ -39,6 +39,7 @@ def page(story: Story) -> str:
             records=records,
             plan=records.plan,
             charts={name: Markup(loss_chart(curve, marks, steps, *size)) for name, size in sizes.items()},
+            logarithmic=bool(sizes) and is_logarithmic(curve),
             ticks=_ticks(story.timeline) if story.timeline else [],
             parts=RECOVERY_PARTS,
             kinds=sorted(story.goodput.seconds_by_kind.items(), key=lambda pair: (pair[0] != "training", -pair[1])),

@@ -6,93 +6,25 @@ The page only lays a story out; every figure and every judgement in it is made h
 
 from __future__ import annotations
 
-import signal
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Any, Literal
+from typing import Literal
 
 from . import goodput
-from .claim import Seen, is_stale
+from .claim import is_stale
 from .errors import ExitCode
 from .events import Event
-from .gate import GateReport
 from .goodput import Goodput
 from .losses import Loss
-from .plan import Plan
-from .proof import Proof
+from .report_records import Attempt, Records, meaning_of
 from .report_timeline import Timeline, timeline
 from .result import TrainingResult
-from .spec import RunSpec, format_duration
-from .status import Status
+from .spec import format_duration
 
 State = Literal["complete", "live", "stopped", "failed", "idle"]
 
 _SILENT = {"local": 30.0, "gke": 300.0}  # seconds without a heartbeat: many beats
-_MEANING: Mapping[int, str] = {
-    ExitCode.COMPLETE: "complete",
-    ExitCode.BAD_INPUT: "bad spec or input",
-    ExitCode.GATE_FAILED: "the gate did not pass",
-    ExitCode.HELD_BY_ANOTHER: "held by another",
-    ExitCode.BUG: "a bug or user error",
-    ExitCode.INFRASTRUCTURE: "infrastructure, or stalled",
-    ExitCode.ENDED_ON_REQUEST: "ended on request",
-    ExitCode.LIMIT_SPENT: "a limit of the spec is spent",
-    ExitCode.EVICTED: "evicted",
-}
-
-
-@dataclass(frozen=True)
-class Attempt:
-    """One process start of a job as its two small files tell it; `code` is negative for a signal."""
-
-    job: str
-    number: int
-    began: datetime | None = None
-    ended: datetime | None = None
-    code: int | None = None
-    reason: str = ""
-
-    @property
-    def meaning(self) -> str:
-        """The exit code in words."""
-        if self.code is None:
-            return "has not ended, or nobody saw how"
-        if self.code < 0:
-            try:
-                return f"killed by {signal.Signals(-self.code).name}"
-            except ValueError:
-                return f"killed by signal {-self.code}"
-        return _MEANING.get(self.code, "not a code of the trainer")
-
-
-@dataclass(frozen=True)
-class Records:
-    """What was found in the run directory at `now` (the storage's clock); None or empty for what is not there.
-
-    Attributes:
-      sizes: of the checkpoints on storage: bytes by file name, by step.
-      seen: when status.json was last written.
-      gaps: what could not be read, and why.
-    """
-
-    uri: str
-    spec: RunSpec
-    now: datetime
-    events: tuple[Event, ...] = ()
-    status: Status | None = None
-    seen: datetime | None = None
-    claim: Seen | None = None
-    result: TrainingResult | None = None
-    losses: tuple[Loss, ...] = ()
-    attempts: tuple[Attempt, ...] = ()
-    proofs: Mapping[int, Proof] | None = None
-    sizes: Mapping[int, Mapping[str, int]] | None = None
-    manifest: Mapping[str, Any] | None = None
-    evaluation: Mapping[str, Any] | None = None
-    gate: GateReport | None = None
-    plan: Plan | None = None
-    gaps: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -105,15 +37,15 @@ class Headline:
 
 @dataclass(frozen=True)
 class Curve:
-    """Losses as lines: of the steps that count, and of those whose work was lost and done again."""
+    """Losses as lines: one of the steps that count, and those of steps whose work was lost and done again."""
 
-    kept: tuple[tuple[Loss, ...], ...]
+    kept: tuple[Loss, ...]
     repeated: tuple[tuple[Loss, ...], ...]
 
     @property
     def finite(self) -> list[Loss]:
         """The losses that count and are numbers, by step."""
-        return [p for line in self.kept for p in line if p.loss is not None]
+        return [p for p in self.kept if p.loss is not None]
 
 
 @dataclass(frozen=True)
@@ -191,15 +123,14 @@ def curve(losses: Sequence[Loss]) -> Curve:
         if not stretches or point.step <= stretches[-1][-1].step:
             stretches.append([])
         stretches[-1].append(point)
-    kept: list[tuple[Loss, ...]] = []
+    kept: list[Loss] = []
     repeated: list[tuple[Loss, ...]] = []
     again: float = float("inf")
     for stretch in reversed(stretches):
         counts = [p for p in stretch if p.step < again]
         lost = [p for p in stretch if p.step >= again]
         again = min(again, stretch[0].step)
-        if counts:
-            kept.insert(0, tuple(counts))
+        kept = counts + kept
         if lost:
             repeated.insert(0, tuple(counts[-1:] + lost))
     return Curve(tuple(kept), tuple(repeated))
@@ -220,8 +151,8 @@ def headline(records: Records) -> Headline:
         reason = f": {status.reason}" if status.reason else ""
         if status.exit == ExitCode.ENDED_ON_REQUEST:
             return Headline("stopped", f"Stopped on request after {where}{reason}")
-        meaning = _MEANING.get(status.exit, "unknown") if status.exit is not None else "unknown"
-        return Headline("failed", f"Ended after {where} with exit code {status.exit} ({meaning}){reason}")
+        code = f"exit code {status.exit} ({meaning_of(status.exit)})"
+        return Headline("failed", f"Ended after {where} with {code}{reason}")
     silence = (records.now - (records.seen or records.now)).total_seconds()
     if silence > _SILENT[spec.platform]:
         last = f"the last heartbeat, {format_duration(round(silence))} ago, said {status.phase}"

@@ -115,10 +115,16 @@ def validate_checkpoint(step_dir: str, step: int) -> list[str]:
         absent = [name for name in (ITEM, *items) if not (epath.Path(step_dir) / name).exists()]
         if absent:
             return [f"{step_dir}: {name} is missing" for name in absent]
+        if not tree.leaves:
+            return [f"{step_dir}: it names no arrays"]
         with blocks.recycled_memory():
             opened = sorted(open_arrays(tree, tree.leaves).items())
             for _ in blocks.read_ahead(tree, (r for path, store in opened for r in blocks.reads(path, store)), None):
                 pass
+        counted = dict(opened).get(("step",))
+        if counted is not None and (updates := int(counted.read().result())) != step + 1:
+            # MaxText names a checkpoint for the step that was done last and stores how many were done.
+            return [f"{step_dir}: holds the state after {updates} steps, its name says {step + 1}"]
     except (BadInput, NotFound) as error:
         return [str(error)]
     return []

@@ -35,8 +35,15 @@ def finished_steps(store: Store) -> set[int]:
 
 
 def prove(store: Store, step: int, session: TrainerSession) -> proof.Proof:
-    """Record what makes a finished checkpoint proven: names, sizes, digests, generations, commit time."""
+    """Record what makes a finished checkpoint proven: names, sizes, digests, generations, commit time.
+
+    Raises:
+      NotFound: retention is removing it.
+    """
     proven = proof.Proof(step, proof.files_of(store, step), _commit_time(store, step))
+    left = {name: f.size for name, f in proof.files_of(store, step, only_sizes=True).items()}
+    if proof.COMMIT not in left or left != {name: f.size for name, f in proven.files.items()}:
+        raise NotFound(f"checkpoint {step} is being removed; it is not proven")
     session.heartbeat.confirm()  # digests take minutes; what a zombie had in flight must not become proven
     store.put(names.proof(step), proven.dump())
     session.event("checkpoint.proven", step=step, digest=proven.digest, files=len(proven.files))

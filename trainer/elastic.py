@@ -120,6 +120,8 @@ class ElasticTraining:
         step = self._beat.status.step + 1
         jax_error = _find(error, jax.errors.JaxRuntimeError)
         storage = _find(error, (OSError, Unreachable))
+        if isinstance(storage, (FileNotFoundError, PermissionError)):
+            storage = None  # what is not there, or not allowed, is not there for a new process either
         kind = "jax" if jax_error is not None else "storage" if storage is not None else "other"
         told = jax_error or storage or error
         failure = Failure(kind, str(told), step, not self._first_of_attempt, self._slices.lost())
@@ -216,6 +218,7 @@ class ElasticTraining:
     def before_save(self, step: int) -> None:
         """A zombie must not save."""
         self._beat.confirm()
+        self._prover.saving(step)
 
     def saved(self, step: int) -> None:
         """The prover takes it from here."""
@@ -277,7 +280,8 @@ class ElasticTraining:
         self._beat.update(
             step=step, step_seconds=round(smooth, 4), eta=eta, trained_seconds=round(self._times.total, 3)
         )
-        self._before = None
+        if self._before is not None and step >= self._before.step:
+            self._before = None  # past the step that failed
 
     def _after_first_step(self, step: int, seconds: float, now: float) -> None:
         self._beat.update(step=step, step_seconds=None, trained_seconds=round(self._times.total, 3))

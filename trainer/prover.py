@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import logging
 import threading
+from contextlib import suppress
 
 from ..runs import proof
-from ..runs.errors import ElasticTPUError
+from ..runs.errors import ElasticTPUError, NotFound
 from ..runs.run import Run
 from . import checkpoints
 from .session import TrainerSession
@@ -32,8 +33,12 @@ class Prover:
         self._thread = threading.Thread(target=self._loop, name="prover", daemon=True)
         self._thread.start()
 
+    def saving(self, step: int) -> None:
+        """This process is about to save a step: what appears under that name is its own."""
+        self._saved.add(step)
+
     def saved(self, step: int) -> None:
-        """This process has begun to save a step."""
+        """The save has begun in the background."""
         self._saved.add(step)
         self._session.event("checkpoint.saved", step=step)
 
@@ -53,7 +58,17 @@ class Prover:
         """
         self._paused = True
         with self._lock:
+            self._prove_older()
             return self._record(checkpoints.settle(self._run.store, self._run.uri, self._saved, self._session))
+
+    def _prove_older(self) -> None:
+        """What this process saved before the newest and had no time to prove: the newest needs a fallback."""
+        store = self._run.store
+        finished = checkpoints.finished_steps(store)
+        unproven = (finished & self._saved) - set(proof.recorded_steps(store)) - {max(finished, default=-1)}
+        for step in sorted(unproven):
+            with suppress(NotFound):
+                checkpoints.prove(store, step, self._session)
 
     def _loop(self) -> None:
         while not self._closed.wait(self._interval):
@@ -76,8 +91,9 @@ class Prover:
         new = checkpoints.finished_steps(store) - recorded
         foreign = {step for step in new - self._saved if step > max(recorded, default=-1)}
         for step in sorted(new & self._saved):
-            checkpoints.prove(store, step, self._session)
-            recorded.add(step)
+            with suppress(NotFound):
+                checkpoints.prove(store, step, self._session)
+                recorded.add(step)
         # Seen twice, since a save of our own may be finished a moment before `saved` is told.
         for step in sorted(foreign & self._foreign):
             why = "it was saved by another trainer"

@@ -6,6 +6,7 @@ their top, and take the `airflow` fixture.
 
 from __future__ import annotations
 
+import functools
 import os
 import shutil
 import signal
@@ -34,19 +35,21 @@ class DagRun:
 
 
 @pytest.fixture(scope="session")
-def airflow(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """Airflow's home."""
-    home = tmp_path_factory.mktemp("airflow")
-    settings = {
+def airflow(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Airflow's home; the same one for every test file that a process runs."""
+    return _set_up(tmp_path_factory.getbasetemp() / "airflow")
+
+
+@functools.cache
+def _set_up(home: Path) -> Path:
+    os.environ |= {
         "AIRFLOW_HOME": str(home),
         "AIRFLOW__CORE__LOAD_EXAMPLES": "False",
         "AIRFLOW__DATABASE__SQL_ALCHEMY_CONN": f"sqlite:///{home}/airflow.db",
         "AIRFLOW__LOGGING__LOGGING_LEVEL": "ERROR",
         "AIRFLOW__USAGE_DATA_COLLECTION__ENABLED": "False",
     }
-    before = {name: os.environ.get(name) for name in settings}
-    os.environ.update(settings)
-    (home / "dags").mkdir()
+    (home / "dags").mkdir(parents=True)
     shutil.copy(EXAMPLE, home / "dags")
     # `dag.test()` wants its DAG in the folder; the one that runs is the test's own object.
     (home / "dags" / "standin.py").write_text(
@@ -57,12 +60,7 @@ def airflow(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     from airflow.utils import db
 
     db.initdb()
-    yield home
-    for name, value in before.items():
-        if value is None:
-            os.environ.pop(name)
-        else:
-            os.environ[name] = value
+    return home
 
 
 @pytest.fixture

@@ -222,8 +222,8 @@ def test_a_zombie_proves_nothing(on_folder: TrainerSession, monkeypatch: pytest.
     checkpoint(on_folder.run, 20)
     real = proof.files_of
 
-    def slow(*args: Any) -> Any:
-        found = real(*args)
+    def slow(*args: Any, **options: Any) -> Any:
+        found = real(*args, **options)
         on_folder.heartbeat.finish(76, "superseded meanwhile")
         return found
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from elastic_tpu.runs import proof
+from elastic_tpu.runs.errors import NotFound
 from elastic_tpu.runs.events import EventReader
 from elastic_tpu.tests.tools.small import checkpoint, run_at, session_of
 from elastic_tpu.trainer.checkpoints import prove
@@ -120,6 +121,34 @@ def test_retention_takes_the_proof_along(session: TrainerSession, prover: Watche
     prover.after_looks(1)
     assert proof.recorded_steps(session.run.store) == [20]
     assert session.heartbeat.status.proven_step == 20  # and never 30, whose checkpoint is not there
+
+
+def test_at_the_end_an_older_save_that_was_not_proven_yet_is_proven_too(
+    session: TrainerSession, prover: Watched
+) -> None:
+    for step in (10, 11):
+        prover.saved(step)
+        checkpoint(session.run, step)
+    assert prover.settle() == 11
+    assert proof.recorded_steps(session.run.store) == [10, 11]  # the newest has a fallback
+
+
+def test_a_checkpoint_that_retention_is_removing_is_not_proven(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with session_of(run_at(tmp_path)) as session:
+        store = session.run.store
+        checkpoint(session.run, 10)
+        real = store.digest
+
+        def digest(name: str) -> str:
+            found = real(name)
+            if name.endswith("_METADATA"):
+                store.delete("checkpoints/10/items/params.w/0.0" if "items" in name else name)
+            return found
+
+        monkeypatch.setattr(store, "digest", digest)
+        with pytest.raises(NotFound):
+            prove(store, 10, session)
+        assert proof.recorded_steps(store) == []
 
 
 def test_nothing_is_looked_at_before_training_goes_on(session: TrainerSession, prover: Watched) -> None:

@@ -1,0 +1,258 @@
+"""The KFP adapter and its components: the loop, signals, who may act, and what each component declares."""
+
+from __future__ import annotations
+
+import ast
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from elastic_tpu import __version__
+from elastic_tpu.components import kfp as adapter
+from elastic_tpu.components.stage import StageResult
+from elastic_tpu.pipelines import describe
+from elastic_tpu.runs.errors import ElasticTPUError, ExitCode, HeldByAnother, Infrastructure, Unreachable
+from elastic_tpu.runs.verdict import Verdict
+from elastic_tpu.tests.support import Case, Launcher, expected_state, lives, until
+
+MakeCase = Callable[..., Case]
+STEP = "import sys; from elastic_tpu.components.kfp import run_step; run_step(*sys.argv[1:])"
+
+
+# ---- the loop
+
+
+class Clock:
+    """Time that passes only in sleep."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+
+class Scripted:
+    """A stage that answers as told: a verdict, or an error to raise."""
+
+    name, interval, term, uri = "train", 10.0, 1, None
+
+    def __init__(self, *looks: Verdict | BaseException, collects: Sequence[BaseException] = ()) -> None:
+        self.looks, self.collects, self.cancelled = list(looks), list(collects), []
+
+    def submit(self) -> None:
+        pass
+
+    def poll(self) -> Verdict:
+        look = self.looks.pop(0)
+        if isinstance(look, BaseException):
+            raise look
+        return look
+
+    def collect(self) -> StageResult:
+        if self.collects:
+            raise self.collects.pop(0)
+        return StageResult("train", "well")
+
+    def cancel(self, grace: float, by: str = "", now: bool = False) -> None:
+        self.cancelled.append((grace, by, now))
+
+
+DONE = Verdict("done", "complete")
+
+
+def followed(stage: Scripted) -> tuple[list[str], float]:
+    """The lines of the log, and the seconds that it took."""
+    lines: list[str] = []
+    clock = Clock()
+    assert adapter.follow(stage, tell=lines.append, clock=clock, sleep=clock.sleep).summary == "well"
+    return lines, clock.now
+
+
+def test_the_log_has_a_line_for_each_change_and_one_every_30_seconds() -> None:
+    running = [Verdict("running")] * 7
+    lines, seconds = followed(Scripted(Verdict("queued", reason="position 3"), *running, DONE))
+    assert lines == ["train: queued, position 3", "train: running", "train: running", "train: running"]
+    assert seconds == 80
+
+
+def test_a_storage_that_does_not_answer_is_waited_for() -> None:
+    lost = Unreachable("bucket: no answer")
+    lines, _ = followed(Scripted(Verdict("running"), lost, lost, DONE, collects=[lost]))
+    assert lines[1:] == ["waiting for the storage: bucket: no answer"] * 3
+
+
+def test_a_storage_that_never_answers_ends_the_step_as_infrastructure() -> None:
+    clock = Clock()
+    with pytest.raises(Unreachable):
+        adapter.follow(Scripted(*[Unreachable("gone")] * 999), tell=str, clock=clock, sleep=clock.sleep)
+    assert 1800 <= clock.now < 2000
+
+
+def test_sigterm_cancels_with_a_grace_that_a_rescheduled_step_undoes() -> None:
+    stage = Scripted(Verdict("running"), adapter.Terminated())
+    with pytest.raises(adapter.Terminated):
+        adapter.follow(stage, tell=str, sleep=lambda _: None)
+    assert stage.cancelled == [(300.0, "SIGTERM", False)]
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (None, 0),
+        (HeldByAnother("another"), 69),
+        (ElasticTPUError("a bug"), 70),
+        (ValueError("unforeseen"), 70),
+        (Infrastructure("network"), 75),
+        (adapter.Terminated(), 143),
+    ],
+)
+def test_a_step_ends_with_the_exit_code_of_its_error(
+    error: BaseException | None, code: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(adapter, "open_stage", lambda *_, **__: Scripted(error or DONE))
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        adapter.run_step("train", "run", "job-1")
+        ended: object = 0
+    except SystemExit as end:
+        ended = end.code
+    assert ended == code
+    assert ("error: " in capsys.readouterr().out) == (code != 0)
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_a_release_tries_again_and_other_steps_do_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    opened: list[Scripted] = []
+
+    def open_stage(*_: object, **__: object) -> Scripted:
+        errors = [Infrastructure("slice 1 is left")] if len(opened) < 3 else []
+        opened.append(Scripted(DONE, collects=errors))
+        return opened[-1]
+
+    monkeypatch.setattr(adapter, "open_stage", open_stage)
+    monkeypatch.setattr(time, "sleep", lambda _: None)
+    adapter.run_step("release", "run", "job-1")
+    assert len(opened) == 4
+    opened.clear()
+    with pytest.raises(SystemExit, match="75"):
+        adapter.run_step("provision", "run", "job-1")
+    assert len(opened) == 1
+
+
+# ---- steps as processes, as pods run them
+
+
+def step(case: Case, name: str, holder: str = "job-1", **env: str) -> subprocess.Popen[bytes]:
+    log = (case.folder / "steps.out").open("ab")
+    argv = [sys.executable, "-c", STEP, name, str(case.spec), holder]
+    return subprocess.Popen(argv, stdout=log, stderr=log, env={**os.environ, **env})
+
+
+def test_a_train_step_that_is_drained_is_followed_by_one_and_training_never_noticed(make_case: MakeCase) -> None:
+    case = make_case(train={"steps": 600})
+    assert step(case, "provision").wait(60) == 0
+    drained = step(case, "train")
+    case.wait_for_step(5)
+    trainer = case.trainer()
+    drained.terminate()
+    end = time.monotonic() + 1.0
+    stopped = until(lambda: case.claim if case.claim and case.claim.claim.state == "stop" else None, "a stop", 1.0)
+    assert (stopped.claim.grace, stopped.claim.by) == (300, "SIGTERM")
+    time.sleep(max(0.0, end - time.monotonic()))
+    drained.kill()
+    drained.wait()
+    rescheduled = step(case, "train")
+    until(lambda: case.claim and case.claim.claim.state == "held", "a claim that is held again")
+    assert lives(trainer)
+    assert rescheduled.wait(60) == 0
+    assert case.attempts() == [1]
+    assert case.final_state() == expected_state(600)
+    assert not case.events("train.restored")
+    assert step(case, "release").wait(60) == 0
+    case.released()
+
+
+def test_sigterm_ends_a_step_with_143_and_a_ctrl_c_does_nothing(make_case: MakeCase) -> None:
+    case = make_case(train={"steps": 100_000})
+    assert step(case, "provision").wait(60) == 0
+    train = step(case, "train")
+    case.wait_for_step(5)
+    train.send_signal(signal.SIGINT)
+    reached = case.status.step + 20 if case.status else 20
+    case.wait_for_step(reached)
+    assert train.poll() is None
+    train.terminate()
+    assert train.wait(20) == ExitCode.EVICTED
+    assert step(case, "release").wait(60) == 0  # the exit task of the same pipeline run
+    case.released()
+
+
+def test_a_pipeline_whose_provision_was_refused_releases_nothing(make_case: MakeCase) -> None:
+    case = make_case(train={"steps": 100_000})
+    with Launcher(case) as launcher:
+        case.wait_for_step(5)
+        assert step(case, "provision").wait(60) == ExitCode.HELD_BY_ANOTHER
+        assert step(case, "release").wait(60) == ExitCode.HELD_BY_ANOTHER
+        assert lives(case.trainer())
+        assert len(case.workers()) == 2
+        assert not case.events("claim.stopped") + case.events("slice.released")
+        assert "nothing was changed for job-1" in (case.folder / "steps.out").read_text()
+        launcher.interrupt()
+        assert launcher.wait() == ExitCode.INTERRUPTED
+    case.released()
+
+
+# ---- what the components declare
+
+
+@pytest.mark.parametrize("name", describe.NAMES)
+def test_a_component_has_the_two_parameters_and_a_pinned_image(name: str) -> None:
+    spec = describe.component(name).component_spec
+    assert {key: value.type for key, value in spec.inputs.items()} == {"run": "String", "holder": "String"}
+    assert spec.implementation.container.image == f"elastic-tpu:{__version__}"
+    about = describe.metadata(name)
+    assert about["name"] == name
+    assert adapter.STEPS[about["step"]]
+    assert about["inputs"] == list(spec.inputs)
+    assert about["outputs"] == list(spec.outputs or {})
+
+
+@pytest.mark.parametrize("name", describe.NAMES)
+def test_a_component_file_imports_kfp_the_standard_library_and_the_adapter_alone(name: str) -> None:
+    tree = ast.parse((describe.COMPONENTS / name / "component.py").read_text())
+    allowed = sys.stdlib_module_names | {"kfp", "elastic_tpu.components.kfp", "..kfp"}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom):
+            assert "." * node.level + (node.module or "") in allowed
+        elif isinstance(node, ast.Import):
+            assert {alias.name.partition(".")[0] for alias in node.names} <= allowed
+    (function,) = [node for node in tree.body if isinstance(node, ast.FunctionDef)]
+    assert len(function.body) == 3  # docstring, import, one call
+
+
+@pytest.mark.parametrize("name", describe.NAMES)
+def test_a_readme_is_what_the_component_says(name: str) -> None:
+    there = (describe.COMPONENTS / name / "README.md").read_text(encoding="utf-8")
+    assert there == describe.readme(name), "python -m elastic_tpu.pipelines.describe"
+
+
+def test_a_stale_readme_is_named(tmp_path: Path, monkeypatch: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    for name in describe.NAMES:
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "metadata.yaml").write_bytes((describe.COMPONENTS / name / "metadata.yaml").read_bytes())
+    monkeypatch.setattr(describe, "COMPONENTS", tmp_path)
+    assert describe.main([]) == 0
+    assert describe.main(["--check"]) == 0
+    (tmp_path / "train_elastic" / "README.md").write_text("old")
+    assert describe.main(["--check"]) == 1
+    assert "train_elastic/README.md is stale" in capsys.readouterr().err
