@@ -29,23 +29,25 @@ STAGES: tuple[Step, ...] = (PROVISION, TRAIN, RELEASE, EXPORT, EVALUATE)
 _SAVE = 120.0  # seconds that a stopped trainer gets to save before the slices are taken from it
 
 
-def follow(source: str, take_over: bool) -> int:
-    """Drive a run to its end; returns the exit code."""
+def follow(source: str, take_over: bool, how: type[Follower] | None = None) -> int:
+    """Drive a run to its end, stage by stage or as `how` does; returns the exit code."""
     who = person.holder()
     started = person.start(source, who)
     run = started.run
     with _sigterm_as_interrupt(), make_display() as display:
         display.say(f"run {run.uri}" + (" (going on with it)" if started.resumed else ""))
-        driver = _Driver(run, who, take_over, display)
+        driver = (how or Follower)(run, who, take_over, display)
         code = driver.drive()
     for line in summary(run, driver.results, code, driver.error, superseded=driver.superseded):
         print(line)  # noqa: T201 - the command's own output
     return code
 
 
-class _Driver:
+class Follower:
+    """Drives the stages of a run in this process; a subclass may let something else drive them."""
+
     def __init__(self, run: Run, who: str, take_over: bool, display: Display) -> None:
-        self._run, self._who, self._take_over, self._display = run, who, take_over, display
+        self.run, self.who, self.take_over, self._display = run, who, take_over, display
         self._events = EventReader(run.store)
         self._shown = len(self._events.all())
         self._term: int | None = None  # of the claim, once this process has it
@@ -57,8 +59,7 @@ class _Driver:
         """All stages, then a release in any case."""
         code = 0
         try:
-            for step in STAGES:
-                self._stage(step)
+            self.do_stages()
         except HeldByAnother as error:
             self.error, self.superseded = str(error), True
             return int(error.code)  # nothing of the run is touched, the release included
@@ -76,17 +77,26 @@ class _Driver:
         self._tell_events()
         return code
 
+    def do_stages(self) -> None:
+        """Every stage to its end; raises what ended it otherwise."""
+        for step in STAGES:
+            stage = self._open(step)
+            self.follow_stage(stage)
+            self.results[step.name] = stage.collect()
+            self._tell_events()
+            self._display.say(f"{step.name}: {self.results[step.name].summary}")
+
     def _rehearsed(self) -> tuple[int, str]:
         """Faults that were to be rehearsed and did not happen make a run that proves nothing."""
-        faults = self._run.spec.local.faults if self._run.spec.platform == "local" else []
-        done = {entry.name for entry in self._run.store.list("local/faults/")}
+        faults = self.run.spec.local.faults if self.run.spec.platform == "local" else []
+        done = {entry.name for entry in self.run.store.list("local/faults/")}
         missing = [i for i in range(len(faults)) if f"local/faults/{i}.json" not in done]
         if missing:
             return int(ExitCode.BUG), f"local.faults {missing} did not happen: training was over too soon"
         return 0, ""
 
-    def _stage(self, step: Step) -> None:
-        stage = self._open(step)
+    def follow_stage(self, stage: Stage) -> None:
+        """Submit and watch one stage to its end; Ctrl-C stops what it is for."""
         try:
             try:
                 stage.submit()
@@ -96,9 +106,6 @@ class _Driver:
         except KeyboardInterrupt:
             self._cancel(stage)
             raise
-        self.results[step.name] = stage.collect()
-        self._tell_events()
-        self._display.say(f"{step.name}: {self.results[step.name].summary}")
 
     def _watch(self, stage: Stage, until: float | None = None) -> None:
         while True:
@@ -106,7 +113,7 @@ class _Driver:
             self._tell_events()
             if verdict.done:
                 return
-            self._display.look(stage.name, verdict, load_status(self._run.read(names.STATUS)))
+            self._display.look(stage.name, verdict, load_status(self.run.read(names.STATUS)))
             if until is not None and time.monotonic() > until:
                 self._display.say(f"the save is not done after {_SAVE:.0f} s; not waiting any longer")
                 return
@@ -119,7 +126,7 @@ class _Driver:
         else:
             self._display.say(f"stopping {stage.name}")
         try:
-            stage.cancel(0.0, by=self._who)
+            stage.cancel(0.0, by=self.who)
             if stage.name == "train":
                 self._watch(stage, until=time.monotonic() + _SAVE)
         except KeyboardInterrupt:
@@ -131,7 +138,7 @@ class _Driver:
         with _ignoring_interrupts(self._display):
             self._display.say("not waiting for the save: steps since the newest proven checkpoint will be done again")
             try:
-                stage.cancel(0.0, by=self._who, now=True)
+                stage.cancel(0.0, by=self.who, now=True)
             except ElasticTPUError as error:
                 self._display.say(str(error))
 
@@ -150,13 +157,17 @@ class _Driver:
     def _open(self, step: Step) -> Stage:
         return open_stage(
             step,
-            self._run.uri,
-            self._who,
-            take_over=self._take_over and step is PROVISION,
+            self.run.uri,
+            self.who,
+            take_over=self.take_over and step is PROVISION,
             # Who was taken over gives nothing back, though it is the same person; join and take find the term alone.
             term=self._term if step is RELEASE else None,
             tell=self._display.say,
         )
+
+    def say(self, text: str) -> None:
+        """A line for the person who follows."""
+        self._display.say(text)
 
     def _tell_events(self) -> None:
         events = self._events.all()

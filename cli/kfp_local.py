@@ -2,44 +2,24 @@
 
 from __future__ import annotations
 
-from ..components.stage import Step
 from ..pipelines.local import LocalPipeline
-from ..runs import person
-from . import follow as by_cli
-from .display import make_display
-from .summary import summary
+from .follow import Follower
+from .follow import follow as by_cli
 
 
 def follow(source: str, take_over: bool) -> int:
     """Drive a run to its end; returns the exit code, the same as without a pipeline."""
-    who = person.holder()
-    started = person.start(source, who)
-    run = started.run
-    with by_cli._sigterm_as_interrupt(), make_display() as display:
-        display.say(f"run {run.uri}" + (" (going on with it)" if started.resumed else ""))
-        driver = _Driver(run, who, take_over, display)
-        code = driver.drive()
-    for line in summary(run, driver.results, code, driver.error, superseded=driver.superseded):
-        print(line)  # noqa: T201 - the command's own output
-    return code
+    return by_cli(source, take_over, PipelineFollower)
 
 
-class _Driver(by_cli._Driver):
-    """Drives one stage, the pipeline, where the other drives all; Ctrl-C, errors and release are the same."""
+class PipelineFollower(Follower):
+    """Follows one stage that is the whole pipeline; Ctrl-C, errors and release are the command line's own."""
 
-    def _stage(self, step: Step) -> None:
-        if step is not by_cli.STAGES[0]:
-            return  # the pipeline has driven it
-        pipeline = LocalPipeline(self._run, self._who, take_over=self._take_over, tell=self._display.say)
+    def do_stages(self) -> None:
+        """The pipeline to its end."""
+        pipeline = LocalPipeline(self.run, self.who, take_over=self.take_over, tell=self.say)
         try:
-            try:
-                pipeline.submit()
-                self._watch(pipeline)
-            finally:
-                self._term = pipeline.term or self._term
-        except KeyboardInterrupt:
-            self._cancel(pipeline)
-            raise
+            self.follow_stage(pipeline)
         finally:
             pipeline.close()
             self.results |= pipeline.results

@@ -76,8 +76,9 @@ class StageClaim:
         self._driver.require_may_act()
 
     def stop(self, grace: float, by: str) -> None:
-        """Ask the trainer to save and end: one conditional write."""
+        """Ask the trainer to save and end, in my term only: one conditional write, all a dying step has time for."""
         if self._driver.term is None:
+            self._driver.require_may_act()
             self._driver.join()
         self._driver.stop(grace, by)
 
