@@ -100,9 +100,9 @@ class Follower:
         try:
             try:
                 stage.submit()
+                self._watch(stage)
             finally:
-                self._term = stage.term or self._term
-            self._watch(stage)
+                self._term = stage.term or self._term  # without it nothing is given back: the run may be another's
         except KeyboardInterrupt:
             self._cancel(stage)
             raise

@@ -10,6 +10,7 @@ Preconditions: https://cloud.google.com/storage/docs/request-preconditions
 
 from __future__ import annotations
 
+import mimetypes
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -19,7 +20,7 @@ from typing import Any, TypeVar
 import requests
 from google.api_core import exceptions as api
 from google.auth import exceptions as auth
-from google.cloud import storage  # type: ignore[import-untyped]
+from google.cloud import storage  # type: ignore[import-untyped,attr-defined,unused-ignore]
 from google.cloud.storage.exceptions import DataCorruption
 from tenacity import Retrying, retry_if_exception, stop_before_delay, wait_exponential_jitter
 from tenacity.wait import wait_base
@@ -48,6 +49,12 @@ def connect() -> storage.Client:
         return storage.Client(project="none")
     except auth.DefaultCredentialsError as error:
         raise BadInput(f"no Google credentials: {error}; {_LOGIN}") from error
+
+
+def _media_type(name: str) -> str:
+    """So that a browser shows report.html, and a log, and does not download them."""
+    unknown = "text/plain" if name.endswith(".log") else "application/octet-stream"
+    return mimetypes.guess_type(name)[0] or unknown
 
 
 class GcsStore:
@@ -160,9 +167,7 @@ class GcsStore:
             blob.metadata = {WRITE_ID: write_id}
             blob.cache_control = "no-store"  # a public object is cached for an hour otherwise
             try:
-                blob.upload_from_string(
-                    data, "application/octet-stream", if_generation_match=match, timeout=timeout, retry=None
-                )
+                blob.upload_from_string(data, _media_type(name), if_generation_match=match, timeout=timeout, retry=None)
             except api.PreconditionFailed as error:
                 found = self._bucket.get_blob(key, timeout=timeout, retry=None) if lost else None
                 if found and (found.metadata or {}).get(WRITE_ID) == write_id:

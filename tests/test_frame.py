@@ -147,7 +147,7 @@ def test_the_wheel_holds_the_rooms_and_their_data_and_nothing_else(tmp_path: Pat
     with zipfile.ZipFile(wheel) as archive:
         names = {name for name in archive.namelist() if ".dist-info/" not in name}
     on_disk = {path.relative_to(source) for room in ROOMS for path in (source / room).rglob("*")}
-    wanted = {f"elastic_tpu/{path}" for path in on_disk if path.suffix in {".py", ".yaml"}}
+    wanted = {f"elastic_tpu/{path}" for path in on_disk if path.suffix in {".py", ".yaml", ".html", ".css"}}
     assert names == wanted | {"elastic_tpu/__init__.py"}
     assert "elastic_tpu/runs/tpu_table.yaml" in names
 
