@@ -21,7 +21,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Protocol
 
 from airflow.sdk import BaseOperator, Context
-from airflow.sdk.exceptions import AirflowException, AirflowFailException
+from airflow.sdk.exceptions import AirflowException, AirflowFailException, TaskDeferred
 from airflow.triggers.base import BaseTrigger, TriggerEvent
 
 from ..runs.errors import ElasticTPUError, ExitCode, Infrastructure, Unreachable
@@ -169,8 +169,9 @@ class StageOperator(BaseOperator):
             if stage.poll().done:
                 return small(stage.collect())
         uri = stage.uri or self.run  # not the spec's own: it may be edited while the task is deferred
-        self._defer(Submitted(self.step.name, uri, self.holder, instance, stage.term, self._deadline(task.start_date)))
-        raise AssertionError  # not reached: deferring raises
+        raise self._deferred(
+            Submitted(self.step.name, uri, self.holder, instance, stage.term, self._deadline(task.start_date))
+        )
 
     def resume(self, context: Context, event: dict[str, Any]) -> dict[str, Any]:
         """Collect what the trigger saw done; a job that Airflow's user has limited in time is ended."""
@@ -188,8 +189,7 @@ class StageOperator(BaseOperator):
                     f"execution_timeout is spent; {self.step.name} was asked to save and end. Clear the task to go on "
                     "from the newest proven checkpoint, with a longer execution_timeout"
                 )
-        self._defer(submitted)
-        raise AssertionError  # not reached: deferring raises
+        raise self._deferred(submitted)
 
     def on_kill(self) -> None:
         """Airflow ends this process: a user's act cancels, a worker that is drained leaves the job to the next try."""
@@ -219,9 +219,9 @@ class StageOperator(BaseOperator):
         except ElasticTPUError as error:
             self.log.info("nothing was cancelled: %s", error)
 
-    def _defer(self, submitted: Submitted) -> None:
+    def _deferred(self, submitted: Submitted) -> TaskDeferred:
         self._acting = None
-        self.defer(trigger=StageTrigger(**asdict(submitted)), method_name="resume")
+        return TaskDeferred(trigger=StageTrigger(**asdict(submitted)), method_name="resume")
 
     def _deadline(self, started: Any) -> float | None:
         if self.execution_timeout is None:

@@ -36,7 +36,7 @@ Panel = list[tuple[Block, np.ndarray[Any, Any]]]
 DType = Literal["bfloat16", "float32"]
 Progress = Callable[[int, int], None]
 # Output bytes that are gathered before they are written.
-PANEL_BYTES = 128 * 2**20
+PANEL_BYTES = 64 * 2**20
 _STORED_TYPES = ("float32", "bfloat16", "float16")
 verify_export = published.verify_export
 

@@ -77,23 +77,23 @@ def test_airflow_finds_the_example(airflow: Path) -> None:
 
 def test_a_run_loses_a_slice_and_completes_as_if_it_had_not(run_dag: RunDag, make_case: MakeCase) -> None:
     fault = {"slice": 1, "after_step": 25, "down": "200ms"}
-    case = make_case(**SMALL | {"train": {"steps": 100}}, local={"faults": [fault]})
+    case = make_case(**SMALL | {"train": {"steps": 200}}, local={"faults": [fault]})
     done = run_dag(case)
     assert done.state == "success"
     assert set(done.tasks.values()) == {"success"}
-    assert case.final_state() == expected_state(100)
+    assert case.final_state() == expected_state(200)
     assert case.attempts() == [1]
     result = case.json("result.json")
     assert result is not None
-    assert (result["final_step"], result["recoveries"]) == (99, 1)
-    assert case.json("export/99/manifest.json")
+    assert (result["final_step"], result["recoveries"]) == (199, 1)
+    assert case.json("export/199/manifest.json")
     assert len(case.events("slice.lost")) == len(case.events("slice.back")) == 1
     assert len(case.events("slice.released")) == 2
     assert case.claim is not None
     assert (case.claim.claim.state, case.claim.claim.holder) == ("done", done.holder)
     case.released()
     assert done.xcom["reserve"] == case.uri
-    assert done.xcom["train"]["final_step"] == 99
+    assert done.xcom["train"]["final_step"] == 199
     assert done.xcom["release"]["deleted"] == ["slice 0", "slice 1"]
     for name in CHAIN:
         assert len(json.dumps(done.xcom[name])) < 2000
