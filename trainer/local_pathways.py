@@ -11,6 +11,7 @@ import os
 from collections.abc import Callable, MutableMapping, Set
 from pathlib import Path
 
+_THREADS_PER_DEVICE = 8
 _DEVICES_FLAG = "--xla_force_host_platform_device_count="
 
 
@@ -25,6 +26,10 @@ def configure(slices: int, devices_per_slice: int, environ: MutableMapping[str, 
     environ["JAX_PLATFORMS"] = "proxy,cpu"
     flags = [flag for flag in environ.get("XLA_FLAGS", "").split() if not flag.startswith(_DEVICES_FLAG)]
     environ["XLA_FLAGS"] = " ".join([*flags, f"{_DEVICES_FLAG}{slices * devices_per_slice}"])
+    # XLA's CPU client runs independent collectives of one step side by side, each blocking a thread until all devices
+    # have joined; with as many threads as cores they can wait for one another for ever. NPROC sizes its pool.
+    threads = _THREADS_PER_DEVICE * slices * devices_per_slice
+    environ["NPROC"] = str(max(int(environ.get("NPROC", "0") or 0), threads))
     environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     for name in ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE", "TRANSFORMERS_OFFLINE"):
         environ.setdefault(name, "1")  # the local platform needs no network

@@ -89,6 +89,8 @@ def make(folder: Path, name: str, **model: object) -> None:
     mesh = next(part for part in loop if isinstance(part, jax.sharding.Mesh))
     state = loop[-1]
     randomise(state.model)
+    done = state.optimizer.step.get_value()
+    state.optimizer.step.set_value(jax.device_put(np.asarray(STEP + 1, done.dtype), done.sharding))
     ids = np.random.default_rng(1).integers(0, config.vocab_size, (4, config.max_target_length), dtype=np.int32)
     positions = np.broadcast_to(np.arange(config.max_target_length, dtype=np.int32), ids.shape)
     with jax.set_mesh(mesh), logical_axis_rules(config.logical_axis_rules):

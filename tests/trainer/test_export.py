@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import stat
 import subprocess
 import sys
@@ -540,6 +541,16 @@ def test_all_tensors_equal_those_of_maxtexts_converter(
     found = tiny.read_tensors(tmp_path / "out")
     assert_equal(found, {name: value for name, value in expected.items() if not name.startswith("__")})
     assert validate_checkpoint(str(reference / f"{model}-{kind}" / "checkpoints" / "7"), 7) == []
+
+
+@pytest.mark.maxtext
+@pytest.mark.xdist_group("maxtext-reference")
+def test_a_checkpoint_copied_under_another_step_is_noticed(reference: Path, tmp_path: Path) -> None:
+    """What the folder is called is no evidence (keras #23609: a stale state under a new name)."""
+    renamed = tmp_path / "checkpoints" / "20"
+    shutil.copytree(reference / f"{next(iter(MODELS))}-zarr" / "checkpoints" / "7", renamed)
+    (problem,) = validate_checkpoint(str(renamed), 20)
+    assert "after 8 steps, its name says 21" in problem
 
 
 @pytest.mark.maxtext
