@@ -18,9 +18,9 @@ setup: $(READY) ## make .venv from requirements.lock (nothing to do when it is t
 $(READY): requirements.lock setup.py .ci/setup $(wildcard tests/tools/go.sum)
 	@sh .ci/setup
 
-demo: $(READY) ## train a small model on simulated slices, lose one, recover, export, evaluate
+demo: $(READY) ## the whole pipeline in KFP on this machine: train on simulated slices, lose one, recover, export, evaluate
 	$(BIN)/python examples/make_data.py $(DEMO)/data
-	$(BIN)/elastic-tpu run examples/local.yaml
+	$(BIN)/elastic-tpu run examples/local.yaml --via kfp-local
 
 test: $(READY) ## run the tests (minutes); the last lines say what could not run here
 	$(PYTEST) $(PARALLEL) -m "not full and not soak"
