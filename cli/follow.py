@@ -6,7 +6,7 @@ import signal
 import time
 import traceback
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import Any
 
@@ -18,7 +18,7 @@ from ..components.stage import Stage, StageResult, Step, open_stage
 from ..components.train_elastic.step import STEP as TRAIN
 from ..runs import person
 from ..runs import run as names
-from ..runs.errors import ElasticTPUError, ExitCode, HeldByAnother
+from ..runs.errors import ElasticTPUError, ExitCode, HeldByAnother, Unreachable
 from ..runs.events import EventReader
 from ..runs.run import Run
 from ..runs.status import load_status
@@ -110,10 +110,12 @@ class Follower:
     def _watch(self, stage: Stage, until: float | None = None) -> None:
         while True:
             verdict = stage.poll()
-            self._tell_events()
+            with suppress(Unreachable):  # the verdict says that the storage is waited for
+                self._tell_events()
+                if not verdict.done:
+                    self._display.look(stage.name, verdict, load_status(self.run.read(names.STATUS)))
             if verdict.done:
                 return
-            self._display.look(stage.name, verdict, load_status(self.run.read(names.STATUS)))
             if until is not None and time.monotonic() > until:
                 self._display.say(f"the save is not done after {_SAVE:.0f} s; not waiting any longer")
                 return

@@ -28,9 +28,10 @@ from ..runs.errors import ElasticTPUError, ExitCode, Infrastructure, Unreachable
 from ..runs.verdict import Verdict
 from .evaluate_checkpoint.step import STEP as EVALUATE
 from .export_checkpoint.step import STEP as EXPORT
+from .outcomes import error_of
 from .provision_slices.step import STEP as PROVISION
 from .release_slices.step import STEP as RELEASE
-from .stage import Stage, StageResult, Step, error_of, open_stage
+from .stage import Stage, StageResult, Step, open_stage
 from .train_elastic.step import STEP as TRAIN
 
 HOLDER = "{{ dag.dag_id }}/{{ run_id }}"

@@ -8,7 +8,16 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from ..runs.errors import GateFailed
+from ..runs.errors import (
+    ElasticTPUError,
+    EndedOnRequest,
+    ExitCode,
+    GateFailed,
+    HeldByAnother,
+    Infrastructure,
+    LimitSpent,
+)
+from ..runs.verdict import Verdict
 
 if TYPE_CHECKING:
     from ..runs.run import Run
@@ -90,3 +99,22 @@ def nothing_left_to_do(run: Run) -> bool:
         return True
     last = last_stage(run)
     return last == "release" or PROOFS[last](run)[0] is not None
+
+
+def interval_of(run: Run) -> float:
+    """Seconds between two looks at a run."""
+    return 0.25 if run.spec.platform == "local" else 15.0
+
+
+def error_of(verdict: Verdict) -> ElasticTPUError:
+    """The error that a verdict stands for."""
+    kinds: dict[int, type[ElasticTPUError]] = {
+        ExitCode.GATE_FAILED: GateFailed,
+        ExitCode.HELD_BY_ANOTHER: HeldByAnother,
+        ExitCode.INFRASTRUCTURE: Infrastructure,
+        ExitCode.ENDED_ON_REQUEST: EndedOnRequest,
+        ExitCode.LIMIT_SPENT: LimitSpent,
+    }
+    error = kinds.get(verdict.code, ElasticTPUError)(verdict.reason or verdict.outcome)
+    error.code = ExitCode(verdict.code) if verdict.code in set(ExitCode) else ExitCode.BUG
+    return error

@@ -22,7 +22,8 @@ from pathlib import Path
 
 from ..components.kfp import STEPS, term_of
 from ..components.notes import INSTANCE, NOTES, TAKE_OVER, Note, read_notes
-from ..components.stage import StageResult, error_of, open_stage
+from ..components.outcomes import error_of
+from ..components.stage import StageResult, open_stage
 from ..runs.claim import this_instance
 from ..runs.errors import BadInput, ExitCode
 from ..runs.run import Run, local_folder

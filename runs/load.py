@@ -38,8 +38,11 @@ _HARMLESS: Mapping[str, Any] = {
 }
 
 
-def read_spec(source: str, environ: Mapping[str, str] = os.environ) -> RunSpec:
+def read_spec(source: str, environ: Mapping[str, str] = os.environ, *, with_inputs: bool = True) -> RunSpec:
     """Read and check a spec (local path or bucket URI); local paths in it become absolute.
+
+    Args:
+      with_inputs: whether the files that it names must be there; a release needs none of them.
 
     Raises:
       BadInput: everything that is wrong with it.
@@ -49,7 +52,7 @@ def read_spec(source: str, environ: Mapping[str, str] = os.environ) -> RunSpec:
     if "profile" in document:
         document = _under_profile(document, folder, environ)
     document = _absolute_paths(document, folder)
-    missing = inputs.problems(document)
+    missing = inputs.problems(document) if with_inputs else []
     try:
         spec = check(document)
     except BadInput as error:

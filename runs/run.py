@@ -181,13 +181,17 @@ def find_run(source: str, holder: str) -> Run | None:
     """
     if not source.endswith((".yaml", ".yml")):
         return open_run(source)
-    spec = load.read_spec(source)
+    spec = load.read_spec(source, with_inputs=False)
     if load.has_template(spec):
         record = f".starts/{hashlib.sha256(holder.encode()).hexdigest()[:16]}.json"
         try:
             return open_run(records.load(open_store(spec.run.output).read(record).data, record)["run"])
         except NotFound:
             return None
+    try:
+        open_store(spec.uri).read(SPEC)
+    except NotFound:
+        return None
     return open_run(spec.uri)
 
 

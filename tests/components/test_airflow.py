@@ -16,7 +16,8 @@ from typing import Any
 
 import pytest
 from elastic_tpu.components import stage
-from elastic_tpu.components.stage import JobStage, StageResult, error_of
+from elastic_tpu.components.job_stage import JobStage
+from elastic_tpu.components.outcomes import StageResult, error_of
 from elastic_tpu.platforms.local.platform import LocalPlatform
 from elastic_tpu.runs.errors import ExitCode, Unreachable
 from elastic_tpu.runs.verdict import Verdict

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import multiprocessing
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -128,6 +129,18 @@ def _later(before: RunSpec) -> object:
 def test_nothing_was_started_so_there_is_nothing_to_release(tmp_path: Path) -> None:
     assert find_run(template(tmp_path), "dag/1") is None
     assert not (tmp_path / "out").exists()
+
+
+def test_a_release_finds_its_run_though_the_data_is_gone(tmp_path: Path) -> None:
+    source = template(tmp_path)
+    started = start_run(source, "dag/1")
+    document = yaml.safe_load(Path(source).read_text())
+    for file in (document["data"]["train"], document["model"]["tokenizer"]):
+        path = Path(file)
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+    found = find_run(source, "dag/1")
+    assert found is not None
+    assert found.uri == started.uri
 
 
 def test_a_template_whose_spec_changed_on_the_way_is_refused(tmp_path: Path) -> None:

@@ -1,0 +1,138 @@
+"""A stage that takes the slices of a run, or gives them back.
+
+Standard library only at import, as all of this package.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from ..runs.errors import ExitCode, HeldByAnother, Infrastructure
+from ..runs.verdict import Verdict
+from .claimed import StageClaim
+from .outcomes import StageResult, error_of, interval_of, nothing_left_to_do
+from .patience import patient
+from .reported import reported
+
+if TYPE_CHECKING:
+    from ..platforms.base import Platform
+    from ..runs.run import Run
+    from .stage import SliceStep
+
+
+class SliceStage:
+    """Takes the slices of a run, or gives them back."""
+
+    def __init__(
+        self, step: SliceStep, run: Run, platform: Platform, claim: StageClaim, tell: Callable[[str], None]
+    ) -> None:
+        self.run, self.platform, self._claim, self._tell = run, platform, claim, tell
+        self.interval = interval_of(run)
+        self.name = step.name
+        self._since = time.monotonic()
+        self._verdict: Verdict | None = None
+        self._report: Any = None
+        self._refused: str | None = None
+
+    def submit(self) -> None:
+        if self.name == "release":
+            self._submit_release()
+            return
+        self._claim.take()
+        if self._needless:
+            return
+        if self.platform.slices().state == "failed":
+            self._tell("waiting until what is left of the slices before is gone")
+        self.platform.acquire()
+
+    def _submit_release(self) -> None:
+        try:
+            self._claim.require_may_act()
+        except HeldByAnother as error:
+            self._refused = str(error)  # an exit handler runs even when its provision was refused
+            return
+        # A launcher that was lost during an export is followed by one that passes here again: its job is adopted.
+        goes_on = self._claim.is_held() and not nothing_left_to_do(self.run)
+        if self._holds_any():
+            self._tell("giving the slices back")
+        self._report = self.platform.release(jobs=not goes_on)
+
+    def _holds_any(self) -> bool:
+        try:
+            return self.platform.slices().state not in ("absent", "released")
+        except Infrastructure:
+            return True  # it does not answer; the release will see to it
+
+    @patient
+    def poll(self) -> Verdict:
+        self._verdict = self._poll_release() if self.name == "release" else self._poll_provision()
+        return self._verdict
+
+    def _poll_release(self) -> Verdict:
+        if self._refused is not None:
+            return Verdict("done", "superseded", code=ExitCode.HELD_BY_ANOTHER, reason=self._refused)
+        report = self._report
+        if report is None or report.left:
+            left = ", ".join(report.left) if report else "everything"
+            return Verdict("done", "failed", "relaunch", ExitCode.INFRASTRUCTURE, f"not released: {left}")
+        return Verdict("done", "complete", evidence=asdict(report))
+
+    def _poll_provision(self) -> Verdict:
+        if self._claim.renew():
+            reason = f"stop asked for by {self._claim.stopped_by} while slices were taken"
+            return Verdict("done", "cancelled", code=ExitCode.ENDED_ON_REQUEST, reason=reason)
+        if self._needless:
+            return Verdict("done", "complete", reason="training is complete already; no slices are needed")
+        seen = self.platform.slices()
+        evidence = asdict(seen)
+        if seen.state == "ready" or (seen.state == "partly" and seen.ready >= self.run.spec.slices.minimum):
+            return Verdict("done", "complete", evidence=evidence, reason=seen.detail)
+        if seen.state in ("requested", "partly"):
+            limit = self.run.spec.limits.start
+            if time.monotonic() - self._since > limit:
+                reason = f"limits.start ({limit:.0f} s) is spent: {seen.detail}"
+                return Verdict("done", "failed", "user", ExitCode.LIMIT_SPENT, reason, evidence)
+            return Verdict("starting", reason=seen.detail, evidence=evidence)
+        return Verdict("done", "failed", "relaunch", ExitCode.INFRASTRUCTURE, seen.detail or "no slices", evidence)
+
+    @reported
+    def collect(self) -> StageResult:
+        verdict = self._verdict or self.poll()
+        if verdict.outcome != "complete":
+            raise error_of(verdict)
+        if self.name == "release":
+            return self._collect_release()
+        wanted = self.run.spec.slices.count
+        summary = verdict.reason or f"{wanted} slices ready"
+        return StageResult("provision", summary, {"run": self.run.uri, "slices": wanted})
+
+    def _collect_release(self) -> StageResult:
+        if nothing_left_to_do(self.run):
+            self._claim.done()
+        report, wanted = self._report, self.run.spec.slices.count
+        released = sum(1 for name in report.deleted if name.startswith("slice"))
+        gone = f"slices released: {released} of {wanted}" if released else "slices released: none were held"
+        return StageResult("release", gone, {"run": self.run.uri, **asdict(report)})
+
+    def cancel(self, grace: float, by: str = "", now: bool = False) -> None:
+        del now  # nothing runs yet that could save
+        if self.name == "release":
+            return  # giving back is what a cancel would ask for
+        self._claim.stop(grace, by)
+
+    @property
+    def uri(self) -> str | None:
+        return self.run.uri
+
+    @property
+    def term(self) -> int | None:
+        return self._claim.term
+
+    @property
+    def _needless(self) -> bool:
+        from ..runs.result import proven_result, read_result
+
+        return read_result(self.run) is not None and proven_result(self.run)[0] is not None
