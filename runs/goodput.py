@@ -85,7 +85,8 @@ def measure(events: Sequence[Event], end: datetime) -> Goodput:
     stretches = [e for e in events if e.kind in ("recovery.started", "train.stopped")]
     trained = sum(_seconds(e, "trained_seconds") for e in stretches)
     repeated = sum(_seconds(e, "repeated_seconds") for e in events if e.kind == "recovery.finished")
-    claimed = {"start": (first - begin).total_seconds()}
+    early = sum(sum(r.seconds.values()) for r in done if r.time <= first)  # lost before the very first step
+    claimed = {"start": (first - begin).total_seconds() - early}
     claimed |= {part: sum(r.seconds[part] for r in done) for part in RECOVERY_PARTS}
     claimed["first_step"] += later
     claimed["repeated"] = repeated

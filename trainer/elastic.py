@@ -20,7 +20,7 @@ from ..runs.status import SliceCount
 from . import maxtext_seams
 from .curve import LossCurve
 from .hardware import Hardware
-from .policy import Budget, Cause, Failure, classify
+from .policy import Budget, Cause, Failure, classify, storage_failed
 from .prover import Prover
 from .recovery import Recovering, StepTimes, after_a_dead_process
 from .session import TrainerSession
@@ -50,10 +50,9 @@ class ElasticTraining:
         self._completed_at = time.monotonic()
         self._loss_of: float | None = None
         self.early_stop = False
+        self._step, self._saved_step = -1, -1  # being done, and last one whose save has begun
         if self._recovering is not None:
-            died = session.before is not None and session.before.phase != "ended"
-            trained = session.before.trained_seconds if died and session.before else 0.0
-            self._tell_recovery(trained)
+            self._tell_recovery(session.before.trained_seconds if session.before else 0.0)
 
     def run(self) -> None:
         """Train until the last step, the end of the data, or a request to stop. Raises what ended it otherwise."""
@@ -100,31 +99,40 @@ class ElasticTraining:
         self._proven = self._prover.settle()
         self._first_of_attempt = True
         self._times = StepTimes()
+        self.early_stop = False
+        self._step = self._saved_step = -1
 
     def _attempt(self) -> None:
         devices = self._manager.active_slice_count
+        if self._proven is not None and self._proven >= self._spec.train.steps - 1:
+            self._beat.update(step=self._proven)  # it was lost after the last save; MaxText refuses such a directory
+            return
         try:
             if self._configured is None or self._configured[0] != devices:
                 config, recorder = self._maxtext.initialize(list(self._arguments))
                 self._configured = (devices, config, recorder)
             self._maxtext.run(self._configured[1], self._configured[2])
         except ScaleUpSignalError:
+            self._begin_recovery([], f"slices {sorted(self._slices.alive())} are up: going on with more of them")
             raise
         except (Exception, SystemExit) as error:
             self._judge(error)
 
     def _judge(self, error: BaseException) -> None:
         """Raise what the error means: DATA_LOSS to go on in this process, anything else to leave the loop."""
-        if isinstance(error, ElasticTPUError) and not isinstance(error, Unreachable):
-            raise error
+        own = _find(error, ElasticTPUError)  # MaxText wraps what a hook raises in a save
+        if own is not None and not isinstance(own, Unreachable):
+            raise own
         step = self._beat.status.step + 1
         jax_error = _find(error, jax.errors.JaxRuntimeError)
         storage = _find(error, (OSError, Unreachable))
         if isinstance(storage, (FileNotFoundError, PermissionError)):
             storage = None  # what is not there, or not allowed, is not there for a new process either
+        storage = storage or _find(error, Exception, lambda e: jax_error is not e and storage_failed(str(e)))
+        recovering = self._recovering is not None
         kind = "jax" if jax_error is not None else "storage" if storage is not None else "other"
         told = jax_error or storage or error
-        failure = Failure(kind, str(told), step, not self._first_of_attempt, self._slices.lost())
+        failure = Failure(kind, str(told), step, not self._first_of_attempt, self._slices.lost(), recovering)
         cause = classify(failure, self._before)
         self._before = failure
         _log.warning("step %d failed (%s): %s", step, cause.value, failure.message.partition("\n")[0])
@@ -137,17 +145,18 @@ class ElasticTraining:
         if not self._budget.note(cause, self._beat.status.proven_step):
             limit = f"recovery.attempts_without_progress ({self._budget.allowed}) is spent"
             raise LimitSpent(f"{limit}; the last error was: {failure.message.strip()[:300]}") from error
-        self._begin_recovery(failure, cause)
+        lost = sorted(failure.slices_lost)
+        named = f"slice {', '.join(map(str, lost))} lost"
+        self._begin_recovery(lost, named if lost else f"{cause.value}: {failure.message[:200]}")
         # The text is all that elastic_retry looks at.
         raise jax.errors.JaxRuntimeError(f"DATA_LOSS: {failure.message}") from error
 
-    def _begin_recovery(self, failure: Failure, cause: Cause) -> None:
+    def _begin_recovery(self, lost: list[int], why: str) -> None:
         now = time.monotonic()
-        lost = sorted(failure.slices_lost)
-        why = f"slice {', '.join(map(str, lost))} lost" if lost else f"{cause.value}: {failure.message[:200]}"
         reached, again = self._beat.status.step, self._recovering
-        if again is not None and again.training is None:  # lost once more before training went on: one recovery
+        if again is not None:  # once more before the first step was done: still the same recovery
             again.cause, again.slices = f"{again.cause}; {why}", sorted({*again.slices, *lost})
+            again.training = None
             return
         self._recovering = Recovering(why, lost, reached, now, now - self._completed_at, self._times)
         self._tell_recovery(self._times.total)
@@ -166,17 +175,21 @@ class ElasticTraining:
             detect=round(recovering.detect, 3),
             trained_seconds=round(trained_seconds, 3),
         )
+        self._beat.update(trained_seconds=0.0)  # told; a process that dies now must not tell it again
 
     def _slices_lost(self) -> None:
-        """After an error that is to be survived: let what was being saved end, and ask for the slices."""
-        self._beat.update(phase="waiting", slices=SliceCount(len(self._slices.alive()), self._spec.slices.count))
+        """After an error that is to be survived: ask for the slices, and let what was being saved end."""
         self._slices.ask_back(self._slices.lost())
+        alive = SliceCount(len(self._slices.alive()), self._spec.slices.count)
         checkpointer, self._checkpointer = self._checkpointer, None
         if checkpointer is not None:
+            self._beat.update(phase="saving", slices=alive)  # a save that hangs is a stall, not a slice that is missing
             try:
                 checkpointer.wait()
+                checkpointer.close()
             except Exception as error:  # a save that died with the slice; storage tells what came of it
                 _log.warning("the save that was under way failed: %s", error)
+        self._beat.update(phase="waiting", slices=alive)
 
     # -- what MaxText calls -----------------------------------------------------------------------------------
 
@@ -198,6 +211,7 @@ class ElasticTraining:
     ) -> Any:
         """One step of training."""
         began = time.monotonic()
+        self._step = step
         self._checkpointer = variables["checkpoint_manager"]
         if self._first_of_attempt:
             self._begin_training(step, variables, fixed, began)
@@ -222,7 +236,16 @@ class ElasticTraining:
 
     def saved(self, step: int) -> None:
         """The prover takes it from here."""
+        self._saved_step = step
         self._prover.saved(step)
+
+    def declined(self, step: int) -> None:
+        """Nothing was saved under that name."""
+        self._prover.declined(step)
+
+    def may_scale_up(self) -> bool:
+        """More slices are taken only when nothing is lost by it: right after a save, and not at the end."""
+        return self._saved_step in (self._step, self._step - 1) and 0 <= self._saved_step < self._spec.train.steps - 1
 
     def metrics(self, step: int, scalars: Mapping[str, Any]) -> None:
         """The loss of a completed step, for the heartbeat and the report."""
@@ -235,7 +258,7 @@ class ElasticTraining:
     def _begin_training(self, step: int, variables: dict[str, Any], fixed: dict[str, Any], now: float) -> None:
         expected = 0 if self._proven is None else self._proven + 1
         if step != expected:
-            raise ElasticTPUError(f"MaxText starts at step {step}, the newest proven checkpoint is of {expected - 1}")
+            raise Infrastructure(f"MaxText starts at step {step}, the newest proven checkpoint was of {expected - 1}")
         if self._recovering is not None:
             self._recovering.training, self._recovering.restored = now, step - 1
         self._session.event("train.restored", step=step - 1) if step else None
@@ -286,19 +309,21 @@ class ElasticTraining:
     def _after_first_step(self, step: int, seconds: float, now: float) -> None:
         self._beat.update(step=step, step_seconds=None, trained_seconds=round(self._times.total, 3))
         recovering, self._recovering = self._recovering, None
-        if recovering is None:
-            self._session.event("train.first_step", step=step, seconds=round(seconds, 3))
-        else:
+        if recovering is None or recovering.reached < 0:
+            self._session.event("train.first_step", step=step, seconds=0.0 if recovering else round(seconds, 3))
+        if recovering is not None:
             self._session.event("recovery.finished", step=step, **recovering.finished(now))
 
 
 def _find(
-    error: BaseException | None, kind: type[BaseException] | tuple[type[BaseException], ...]
+    error: BaseException | None,
+    kind: type[BaseException] | tuple[type[BaseException], ...],
+    such: Callable[[BaseException], bool] = lambda error: True,
 ) -> BaseException | None:
-    """The first of a kind in a chain of causes: MaxText wraps what a save raises in a RuntimeError."""
+    """The first of a kind, and such as is asked for, in a chain of causes: MaxText wraps what a save raises."""
     seen: set[int] = set()
     while error is not None and id(error) not in seen:
-        if isinstance(error, kind):
+        if isinstance(error, kind) and such(error):
             return error
         seen.add(id(error))
         error = error.__cause__ or error.__context__
@@ -312,7 +337,7 @@ def _check_first_batch(loader: Any, config: Any, manager: Manager) -> None:
     expected = int(config.per_device_batch_size * devices * config.gradient_accumulation_steps)
 
     def checked(*args: Any, **kwargs: Any) -> Any:
-        loader.load_next_batch = load
+        del loader.load_next_batch  # the class's own again; to assign it would keep the loader in a cycle
         batch = load(*args, **kwargs)
         rows = next(iter(batch.values())).shape[0]
         if rows != expected:

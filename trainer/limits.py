@@ -34,10 +34,6 @@ def overdue(watch: Watch, spec: RunSpec) -> Spent | None:
     stalled. A stall (all slices there, no step) is infrastructure: a new process may get on.
     """
     live = watch.phase in ("training", "saving", "stopping")
-    if watch.total > spec.limits.total:
-        return Spent(
-            ExitCode.LIMIT_SPENT, f"limits.total ({format_duration(spec.limits.total)}) is spent", now=not live
-        )
     patience = spec.patience
     if watch.phase == "waiting" and watch.in_phase > patience.wait_for_slices:
         limit = format_duration(patience.wait_for_slices)
@@ -54,4 +50,7 @@ def overdue(watch: Watch, spec: RunSpec) -> Spent | None:
         limit = format_duration(preparing)
         field = "limits.first_step" if preparing == spec.limits.first_step else "recovery.stalled_after"
         return Spent(ExitCode.INFRASTRUCTURE, f"stalled: {watch.phase} for {limit} ({field})", True)
+    if watch.total > spec.limits.total:  # last: it asks for a save, and a save that stalls must still end
+        reason = f"limits.total ({format_duration(spec.limits.total)}) is spent"
+        return Spent(ExitCode.LIMIT_SPENT, reason, now=not live)
     return None

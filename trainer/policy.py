@@ -25,7 +25,8 @@ class Failure:
     """An error and what was known when it came.
 
     `kind`: jax (a JaxRuntimeError somewhere in the chain), storage (OSError, Unreachable), other.
-    `step`: the step that was being done; `progressed`: this attempt had completed a step.
+    `step`: the step that was being done; `progressed`: this attempt had completed a step; `recovering`: it was an
+    attempt to recover, which may fail for reasons of its own.
     """
 
     kind: str
@@ -33,9 +34,11 @@ class Failure:
     step: int
     progressed: bool
     slices_lost: frozenset[int]
+    recovering: bool = False
 
 
 _USERS = re.compile(r"^\s*(RESOURCE_EXHAUSTED|INVALID_ARGUMENT|UNIMPLEMENTED|FAILED_PRECONDITION)\b")
+_STORAGE = re.compile(r"^\s*(UNAVAILABLE|DEADLINE_EXCEEDED|RESOURCE_EXHAUSTED|ABORTED)\b")
 _HEAD = re.compile(r"^\s*(UNAVAILABLE|ABORTED|CANCELLED)\b")
 
 
@@ -51,7 +54,14 @@ def classify(failure: Failure, before: Failure | None) -> Cause:
         return Cause.INFRASTRUCTURE
     if before is not None and before.step == failure.step and _same(before.message, failure.message):
         return Cause.BUG
+    if failure.recovering and not failure.progressed:
+        return Cause.INFRASTRUCTURE  # about one recovery in four needs a new process (maxtext #4632)
     return Cause.RETRY if failure.progressed else Cause.BUG
+
+
+def storage_failed(message: str) -> bool:
+    """Whether the text of an error that is no JaxRuntimeError is tensorstore's for a storage that does not answer."""
+    return bool(_STORAGE.match(message))
 
 
 def _same(a: str, b: str) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 import traceback
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Protocol
 
@@ -28,6 +29,9 @@ def train(session: TrainerSession) -> int:
     except ElasticTPUError as error:
         _log.error("%s", error)
         return session.end(error.code, str(error))
+    except OSError as error:  # a disk or a mount, not this program: a new process may get on
+        traceback.print_exception(error)
+        return session.end(ExitCode.INFRASTRUCTURE, f"{type(error).__name__}: {error}"[:500])
     except BaseException as error:
         traceback.print_exception(error)
         return session.end(ExitCode.BUG, f"{type(error).__name__}: {error}"[:500])
@@ -40,6 +44,11 @@ def _train(session: TrainerSession) -> int:
         return session.end(
             0, f"already complete: step {result.final_step} is proven; nothing was done", step=result.final_step
         )
+    before = session.before
+    if before is not None and before.step >= 0:  # so that a death before the first step hides no earlier one
+        session.heartbeat.update(step=before.step, step_seconds=before.step_seconds)
+    if session.proven_step is not None and session.proven_step >= run.spec.train.steps - 1:
+        return _only_the_result_is_missing(session, session.proven_step)
     allowed = run.spec.patience.attempts_without_progress
     if starts_without_progress(session.attempt.proven_at_start, session.proven_step) >= allowed:
         raise LimitSpent(
@@ -61,6 +70,23 @@ def _train(session: TrainerSession) -> int:
         return finish(session, training)
     finally:
         training.close()
+
+
+def _only_the_result_is_missing(session: TrainerSession, step: int) -> int:
+    """The last process died between the proof of the last step and result.json."""
+    session.heartbeat.update(phase="saving", step=step)
+    session.heartbeat.wait_until_held()
+    return finish(session, _Trained(step))
+
+
+@dataclass
+class _Trained:
+    step: int
+    early_stop: bool = False
+    trained_seconds: float = 0.0
+
+    def settle(self) -> int:
+        return self.step
 
 
 def _of_this_machine(run: Run) -> dict[str, Any]:
@@ -94,6 +120,7 @@ def finish(session: TrainerSession, training: Training) -> int:
     whole = step >= last or training.early_stop
     why = "complete" if whole else stop.reason if stop else "MaxText ended early"
     session.event("train.stopped", step=step, why=why, trained_seconds=round(training.trained_seconds, 3))
+    beat.update(trained_seconds=0.0)  # told
     if proven != step:
         raise Infrastructure(f"training ended at step {step}, but the newest proven checkpoint is of {proven}")
     if not whole:

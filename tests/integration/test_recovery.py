@@ -201,3 +201,36 @@ def test_what_the_run_directory_tells(scenario: Make) -> None:
     assert proven == [0, 10, 11]
     first = one.events("train.first_step")
     assert [event.step for event in first] == [0]
+
+
+@pytest.mark.parametrize("proven", [True, False])
+def test_a_death_after_the_last_save_costs_no_step(scenario: Make, uninterrupted: dict[str, Any], proven: bool) -> None:
+    """MaxText itself refuses a directory whose last step is saved; the run is complete all the same."""
+    one = scenario()
+    assert one.train() == 0
+    (Path(one.run.uri) / names.RESULT).unlink()
+    if not proven:
+        (Path(one.run.uri) / names.proof(STEPS - 1)).unlink()
+    assert one.train() == 0
+    result, why = proven_result(one.run)
+    assert result is not None, why
+    assert result.final_step == STEPS - 1
+    assert len(one.events("train.first_step")) == 1, "no step was done again"
+    assert differing(one.checkpoint(), uninterrupted) == []
+
+
+def test_fewer_slices_go_on_and_take_the_lost_one_in_after_a_save(scenario: Make) -> None:
+    one = scenario(
+        slices={"type": "sim-1x2", "count": 3, "min": 2}, local={"restart_delay": "3s"}, train={"steps": 150}
+    )
+    wait = one.start()
+    one.wait_for_step(EVERY)
+    one.kill(1)
+    assert wait() == 0
+    loss, back = one.events("recovery.finished")
+    assert loss.data["slices"] == [1]
+    assert back.data["steps_lost"] == 0, "more slices are taken right after a save"
+    result, why = proven_result(one.run)
+    assert result is not None, why
+    assert result.final_step == 149
+    assert result.steps_lost == loss.data["steps_lost"]

@@ -69,6 +69,18 @@ def test_a_run_with_a_lost_slice_and_a_dead_process() -> None:
     assert (spent.steps_lost, len(spent.recoveries)) == (6, 2)
 
 
+def test_a_loss_before_the_very_first_step_is_no_lost_run() -> None:
+    story = [
+        event(0, "slice.ready", all=True),
+        event(20, "recovery.started", trained_seconds=0),
+        event(60, "train.first_step", seconds=0),
+        recovered(60, detect=0, wait=20, rebuild=10, first_step=10, reached=-1, restored=-1),
+        event(160, "train.stopped", trained_seconds=110),
+    ]
+    kinds = measure(story, NOON + timedelta(seconds=160)).seconds_by_kind
+    assert (kinds["start"], kinds["wait"], kinds["training"], kinds["other"]) == (20, 20, 100, 0)
+
+
 def test_the_story_of_each_recovery() -> None:
     in_process, dead = recoveries(STORY)
     assert (in_process.cause, in_process.slices, in_process.reached, in_process.restored) == (

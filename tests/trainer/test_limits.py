@@ -24,6 +24,7 @@ MINUTE, HOUR = 60.0, 3600.0
         (Watch("saving", 21 * MINUTE, 21 * MINUTE, 5 * HOUR), 75, "no step for 20m", True),
         (Watch("stopping", 21 * MINUTE, 21 * MINUTE, 5 * HOUR), 75, "no step for 20m", True),
         # The run's limit lets a step end and be saved, also while that is under way.
+        (Watch("saving", 1, 21 * 60, 11 * HOUR), 75, "stalled: no step for 20m", True),  # the last save hangs
         (Watch("training", 1, 1, 11 * HOUR), 77, "limits.total (10h) is spent", False),
         (Watch("saving", 1, 1, 11 * HOUR), 77, "limits.total (10h) is spent", False),
         (Watch("stopping", 1, 1, 11 * HOUR), 77, "limits.total (10h) is spent", False),

@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 import pytest
-from elastic_tpu.trainer.policy import Budget, Cause, Failure, classify, starts_without_progress
+from elastic_tpu.trainer.policy import Budget, Cause, Failure, classify, starts_without_progress, storage_failed
 
 
-def failure(kind: str = "jax", message: str = "INTERNAL: x", step: int = 15, *, lost: tuple[int, ...] = (), first: bool = False) -> Failure:  # fmt: skip  # noqa: E501
-    return Failure(kind, message, step, not first, frozenset(lost))
+def failure(
+    kind: str = "jax",
+    message: str = "INTERNAL: x",
+    step: int = 15,
+    *,
+    lost: tuple[int, ...] = (),
+    first: bool = False,
+    recovering: bool = False,
+) -> Failure:
+    return Failure(kind, message, step, not first, frozenset(lost), recovering)
 
 
 # A04: the words alone decide nothing.
@@ -21,6 +29,10 @@ def failure(kind: str = "jax", message: str = "INTERNAL: x", step: int = 15, *, 
         (failure(message="INTERNAL: Mosaic failed to compile", first=True), Cause.BUG),
         (failure(message="DEADLINE_EXCEEDED: x", first=True), Cause.BUG),
         (failure(message="DATA_LOSS: slice 1", first=True), Cause.BUG),
+        # A02: an attempt to recover may fail for its own reasons; a new process tries again.
+        (failure(message="INTERNAL: resharding", first=True, recovering=True), Cause.INFRASTRUCTURE),
+        (failure(message="RESOURCE_EXHAUSTED: out of HBM", first=True, recovering=True), Cause.BUG),
+        (failure(kind="other", message="KeyError: 'x'", first=True, recovering=True), Cause.BUG),
         (failure(message="DATA_LOSS: heartbeat"), Cause.RETRY),
         (failure(message="INTERNAL: transfer failed"), Cause.RETRY),
         (failure(message="DEADLINE_EXCEEDED: barrier"), Cause.RETRY),
@@ -57,6 +69,19 @@ def test_the_same_error_at_the_same_step_with_all_slices_there_is_a_bug(
     before: Failure, now: Failure, cause: Cause
 ) -> None:
     assert classify(now, before) is cause
+
+
+@pytest.mark.parametrize(
+    ("message", "storage"),
+    [
+        ("UNAVAILABLE: Error reading gs://b/x: Connection refused", True),
+        ("DEADLINE_EXCEEDED: 60 s", True),
+        ("NOT_FOUND: gs://b/x", False),
+        ("shapes are UNAVAILABLE", False),
+    ],
+)
+def test_tensorstore_says_in_words_that_the_storage_is_away(message: str, storage: bool) -> None:
+    assert storage_failed(message) is storage
 
 
 def test_attempts_that_bring_nothing_are_counted() -> None:
