@@ -522,7 +522,8 @@ def test_a_conditional_delete_asks_for_the_generation(bucket: Store, gcs_proxy: 
     gcs_proxy.faults = [Fault("refuse", "DELETE", status=412, reason="conditionNotMet")]
     with pytest.raises(Changed, match=generation):
         bucket.delete("x", generation)
-    assert f"ifGenerationMatch={generation}" in gcs_proxy.requests[-1][1]
+    (deleted,) = [path for method, path in gcs_proxy.requests if method == "DELETE"]
+    assert f"ifGenerationMatch={generation}" in deleted
     assert bucket.read("x").data == b"1"
 
 
