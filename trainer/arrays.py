@@ -8,6 +8,7 @@ leaves of the tree. Neither JAX, Orbax nor MaxText is needed to read them, on a 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +21,12 @@ from ..runs.errors import BadInput, ElasticTPUError, NotFound, Unreachable
 from .layout import LeafPath
 
 ITEM = "items"
-_TRANSIENT = ("UNAVAILABLE", "DEADLINE_EXCEEDED", "RESOURCE_EXHAUSTED", "ABORTED")
+# tensorstore's errors begin with a status code of absl's. These say what is stored; the others, that it was not seen.
+_DAMAGE = re.compile(r"^\s*(NOT_FOUND|DATA_LOSS|FAILED_PRECONDITION|INVALID_ARGUMENT|OUT_OF_RANGE)\b")
+_TRANSIENT = re.compile(
+    r"^\s*(UNAVAILABLE|DEADLINE_EXCEEDED|RESOURCE_EXHAUSTED|ABORTED|CANCELLED|INTERNAL|UNKNOWN"
+    r"|PERMISSION_DENIED|UNAUTHENTICATED)\b"
+)
 
 
 @dataclass(frozen=True)
@@ -40,20 +46,21 @@ def read_tree(step_dir: str) -> CheckpointTree:
 
     Raises:
       NotFound: there is no checkpoint of MaxText's pre-training there.
-      BadInput: its metadata cannot be read.
+      BadInput: its metadata is damaged.
+      Unreachable: the storage did not answer.
     """
     folder = epath.Path(step_dir)
     if (folder / "config.json").exists():
         raise BadInput(f"{step_dir}: this is a Hugging Face export already; give the checkpoint it was made from")
     if not folder.name.isdigit():
         raise BadInput(f"{step_dir}: a checkpoint's folder is named for its step, e.g. .../checkpoints/1200")
-    if not (folder / ITEM / "_METADATA").exists():
-        inside = sorted(p.name for p in folder.iterdir()) if folder.exists() else []
+    metadata = _json(folder / ITEM / "_METADATA")
+    if metadata is None:
+        inside = _names(folder)
         hint = (
             "; MaxText's SFT and RL checkpoints (model_params) cannot be exported" if "model_params" in inside else ""
         )
         raise NotFound(f"{step_dir}: no {ITEM}/_METADATA, found {inside or 'nothing'}{hint}")
-    metadata = _json(folder / ITEM / "_METADATA")
     try:
         leaves = frozenset(
             tuple(str(key["key"]) for key in leaf["key_metadata"])
@@ -63,7 +70,7 @@ def read_tree(step_dir: str) -> CheckpointTree:
     except (KeyError, TypeError, AttributeError) as error:
         raise BadInput(f"{folder / ITEM / '_METADATA'}: no tree_metadata as Orbax writes it ({error!r})") from error
     top = folder / "_CHECKPOINT_METADATA"
-    custom = (_json(top).get("custom_metadata") or {}) if top.exists() else {}
+    custom = (_json(top) or {}).get("custom_metadata") or {}
     scan = custom.get("scan_layers")
     return CheckpointTree(
         folder=step_dir.rstrip("/"),
@@ -109,10 +116,11 @@ def validate_checkpoint(step_dir: str, step: int) -> list[str]:
         if tree.step != step:
             return [f"{step_dir}: named for step {tree.step}, step {step} was expected"]
         top = _json(epath.Path(step_dir) / "_CHECKPOINT_METADATA")
-        if not top.get("commit_timestamp_nsecs"):
+        if not top or not top.get("commit_timestamp_nsecs"):
             return [f"{step_dir}: _CHECKPOINT_METADATA has no commit time, so it was never committed"]
         items = [str(name) for name in top.get("item_handlers") or {}]
-        absent = [name for name in (ITEM, *items) if not (epath.Path(step_dir) / name).exists()]
+        there = _names(epath.Path(step_dir))
+        absent = [name for name in (ITEM, *items) if name not in there]
         if absent:
             return [f"{step_dir}: {name} is missing" for name in absent]
         if not tree.leaves:
@@ -122,7 +130,7 @@ def validate_checkpoint(step_dir: str, step: int) -> list[str]:
             for _ in blocks.read_ahead(tree, (r for path, store in opened for r in blocks.reads(path, store)), None):
                 pass
         counted = dict(opened).get(("step",))
-        if counted is not None and (updates := int(counted.read().result())) != step + 1:
+        if counted is not None and (updates := _number(tree, ("step",), counted)) != step + 1:
             # MaxText names a checkpoint for the step that was done last and stores how many were done.
             return [f"{step_dir}: holds the state after {updates} steps, its name says {step + 1}"]
     except (BadInput, NotFound) as error:
@@ -148,19 +156,49 @@ def kvstore_spec(folder: str) -> dict[str, Any]:
     return {"driver": "file", "path": f"{Path(folder).absolute()}/"}
 
 
-def _json(path: epath.Path) -> Mapping[str, Any]:
+def _json(path: epath.Path) -> Mapping[str, Any] | None:
+    """A JSON object, or None when there is no such file. Only what was read can be damaged."""
     try:
-        value = json.loads(path.read_text())
-    except (ValueError, OSError) as error:
-        raise BadInput(f"{path}: cannot be read ({error}); the checkpoint is damaged, take another step") from error
+        text = path.read_text()
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except (UnicodeDecodeError, IsADirectoryError) as error:
+        raise BadInput(f"{path}: is no text ({error}); the checkpoint is damaged, take another step") from error
+    except Exception as error:  # OSError on a folder; on gs:// gcsfs and aiohttp have classes of their own
+        raise Unreachable(f"{path}: cannot be read now: {error!r}") from error
+    try:
+        value = json.loads(text)
+    except ValueError as error:
+        raise BadInput(f"{path}: is no JSON ({error}); the checkpoint is damaged, take another step") from error
     if not isinstance(value, dict):
         raise BadInput(f"{path}: a JSON object was expected; the checkpoint is damaged, take another step")
     return value
 
 
+def _names(folder: epath.Path) -> list[str]:
+    try:
+        return sorted(path.name for path in folder.iterdir())
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    except Exception as error:
+        raise Unreachable(f"{folder}: cannot be listed now: {error!r}") from error
+
+
+def _number(tree: CheckpointTree, path: LeafPath, store: Any) -> int:
+    try:
+        return int(store.read().result())
+    except Exception as error:
+        raise read_error(tree, path, error) from error
+
+
+def is_transient(text: str) -> bool:
+    """Whether an error's text is tensorstore's for a storage that did not answer or did not let us in."""
+    return bool(_TRANSIENT.match(text))
+
+
 def read_error(tree: CheckpointTree, path: LeafPath, error: Exception) -> ElasticTPUError:
     """tensorstore's error as ours: storage that does not answer is one thing, a damaged checkpoint another."""
     text = f"{tree.folder}: array {'.'.join(path)} cannot be read: {error}"
-    if any(code in str(error) for code in _TRANSIENT):
-        return Unreachable(text)
-    return BadInput(f"{text}; the checkpoint is damaged, take another step")
+    if _DAMAGE.match(str(error)):
+        return BadInput(f"{text}; the checkpoint is damaged, take another step")
+    return Unreachable(text)

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import json
 import logging
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from ..runs import proof, records
 from ..runs import run as names
-from ..runs.errors import BadInput, NotFound
+from ..runs.errors import BadInput, Infrastructure, NotFound
 from ..runs.spec import is_bucket
 from ..runs.store import Store
 from .session import TrainerSession
@@ -65,8 +66,8 @@ def reject(store: Store, uri: str, step: int, why: list[str], session: TrainerSe
             pass  # without its marker nobody lists it anyway
     else:
         aside = Path(uri) / "checkpoints-rejected" / f"{step}-{stamp}"
-        aside.parent.mkdir(exist_ok=True)
-        with suppress(FileNotFoundError):  # retention was faster
+        with _on_disk(aside), suppress(FileNotFoundError):  # retention was faster
+            aside.parent.mkdir(exist_ok=True)
             (Path(uri) / names.checkpoint(step)).rename(aside)
     store.delete(names.proof(step))
     session.event("checkpoint.rejected", step=step, why=why[:10])
@@ -99,9 +100,20 @@ def _listed_by_orbax(store: Store, uri: str) -> set[int]:
     if is_bucket(uri):
         return finished_steps(store)  # with no rename in a bucket, Orbax goes by the marker
     folder = Path(uri) / "checkpoints"  # an empty folder counts for Orbax, and no listing of files shows it
-    if not folder.is_dir():
-        return set()
-    return {step for p in folder.iterdir() if (step := proof.step_of(p.name)) is not None and p.is_dir()}
+    with _on_disk(folder), suppress(FileNotFoundError, NotADirectoryError):
+        return {step for p in folder.iterdir() if (step := proof.step_of(p.name)) is not None and p.is_dir()}
+    return set()
+
+
+@contextmanager
+def _on_disk(path: Path) -> Iterator[None]:
+    """What the operating system refuses is nothing that this program did wrong: a new process may get on."""
+    try:
+        yield
+    except OSError as error:
+        raise Infrastructure(
+            f"{path}: {error.strerror or error}; which checkpoint to restore is not settled"
+        ) from error
 
 
 def open_whole(folder: str, step: int) -> list[str]:

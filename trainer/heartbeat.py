@@ -27,6 +27,7 @@ from ..runs.store import Item
 from .limits import Watch, overdue
 
 _log = logging.getLogger("elastic_tpu.trainer")
+_LAST_WORDS = 10.0  # seconds; of the 30 that Kubernetes gives a process to end
 _NO_LIVE_STATE = ("starting", "waiting", "restoring", "compiling")
 
 
@@ -50,6 +51,7 @@ class Heartbeat:
       elapsed: seconds since the run's first attempt began.
       clock: monotonic seconds.
       pause: sleeps so many seconds.
+      last_words: tells the exit code and the reason when the thread itself ends the process; may fail or hang.
     """
 
     def __init__(
@@ -62,10 +64,11 @@ class Heartbeat:
         elapsed: Callable[[], float],
         clock: Callable[[], float] = time.monotonic,
         pause: Callable[[float], None] = time.sleep,
+        last_words: Callable[[ExitCode, str], None] = lambda code, reason: None,
     ) -> None:
         self._run, self._interval, self._leave, self._clock, self._pause = run, interval, leave, clock, pause
         self._status = Status(run.run_id, attempt, nonce, steps=run.spec.train.steps)
-        self._elapsed = elapsed
+        self._elapsed, self._last_words = elapsed, last_words
         self._generation: str | None = None
         self._state = threading.Lock()  # never held during a write: training updates it at every step
         self._lock = threading.RLock()
@@ -141,12 +144,15 @@ class Heartbeat:
             if self._clock() - self._took_at >= 2 * self._interval:
                 self._wake.put(None)
 
-    def finish(self, code: int, reason: str, **changes: Any) -> None:
-        """The last word: phase ended, with the exit code."""
+    def finish(self, code: int, reason: str, tell: Callable[[], None] = lambda: None, **changes: Any) -> None:
+        """The last word: phase ended, with the exit code. `tell` is called just before, if the run is still held."""
         with self._lock:
+            if not self._closed and self._clock() - self._reached_at > 2 * self._interval:
+                self._write()  # a zombie learns here that it is one
             if not self._closed:
                 self._closed = True
                 self._wake.put(None)
+                tell()
                 self._end_status(code, reason, **changes)
                 self._write()
         if self._thread.is_alive() and self._thread is not threading.current_thread():
@@ -165,8 +171,6 @@ class Heartbeat:
                 return
             try:
                 self.beat()
-            except ElasticTPUError:
-                _log.exception("the heartbeat failed")
             except Exception:
                 _log.exception("a bug in the heartbeat; training would go on blind, so it ends")
                 self._leave(ExitCode.BUG)
@@ -216,9 +220,9 @@ class Heartbeat:
             _log.error("another trainer writes status.json of this run: leaving without a further write")
             self._gone(ExitCode.ENDED_ON_REQUEST)
             return
-        except Unreachable as error:
+        except ElasticTPUError as error:  # no answer, none that can be read, or no right to write: unknown, not lost
             silent = self._clock() - self._reached_at
-            _log.warning("the run directory has not answered for %.0f s: %s", silent, error)
+            _log.warning("status.json could not be written for %.0f s: %s", silent, error)
             if silent > self._run.spec.patience.storage_timeout:
                 _log.error("recovery.storage_timeout is spent: leaving without a save")
                 self._gone(ExitCode.INFRASTRUCTURE)
@@ -273,7 +277,21 @@ class Heartbeat:
         self._end_status(code, reason)
         self._write()
         if not self._left:
+            self._say(code, reason)
             self._gone(code)
+
+    def _say(self, code: ExitCode, reason: str) -> None:
+        """The last words, as far as they can be said in time."""
+
+        def say() -> None:
+            try:
+                self._last_words(code, reason)
+            except Exception as error:
+                _log.warning("the end of the attempt could not be told whole: %s", error)
+
+        saying = threading.Thread(target=say, name="last-words", daemon=True)
+        saying.start()
+        saying.join(_LAST_WORDS)
 
     def _end_status(self, code: int, reason: str, **changes: Any) -> None:
         with self._state:

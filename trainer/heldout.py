@@ -22,11 +22,14 @@ import numpy as np
 from ..runs.errors import BadInput, Problem
 from . import published, texts
 from .forward import forward, load_config, load_params
+from .qwen3 import Architecture
 from .tokenizer_files import TokenizerFiles, find_tokenizer
 
 Progress = Callable[[int, int], None]
-# Logits of a batch are held once in float32: batch x length x vocabulary x 4 bytes.
 BUCKETS = (32, 128, 512, 2048, 8192)
+# Bytes that logits and attention scores of one forward pass may take, as long as one window does not take more.
+MEMORY = 2**30
+_MOST_ROWS = 16
 
 
 @dataclass(frozen=True)
@@ -82,8 +85,8 @@ def evaluate_heldout(
     *,
     text_column: str,
     max_target_length: int,
-    batch_size: int,
     progress: Progress,
+    memory: int = MEMORY,
 ) -> HeldoutResult:
     """Evaluate a published export.
 
@@ -92,14 +95,14 @@ def evaluate_heldout(
       eval_files: parquet or array_record files, or patterns of such.
       text_column: the column (or feature) that holds the text.
       max_target_length: the window, in tokens.
-      batch_size: windows a forward pass.
       progress: called with documents scored and documents in all.
+      memory: bytes for the logits and attention scores of one forward pass; one window is always scored.
     Raises:
       BadInput: the export or the data cannot be used; each reason is named. No text is left out silently.
       NotFound: nothing is published in `export_dir`.
     """
-    if max_target_length < 2 or batch_size < 1:
-        raise BadInput(f"max_target_length {max_target_length} must be at least 2, batch_size {batch_size} at least 1")
+    if max_target_length < 2:
+        raise BadInput(f"max_target_length {max_target_length} must be at least 2")
     manifest = published.verify_export(export_dir)
     config = load_config(export_dir)
     tokenizer = find_tokenizer(export_dir)
@@ -115,7 +118,7 @@ def evaluate_heldout(
         documents,
         prefix=prefix,
         max_length=max_target_length,
-        batch_size=batch_size,
+        rows=lambda length: rows_that_fit(config, length, memory),
     )
     if counter.documents != expected:
         raise BadInput(f"{counter.documents} documents were read, the files hold {expected}: they changed meanwhile")
@@ -169,17 +172,25 @@ def windows(tokens: Sequence[int], prefix: int, max_length: int) -> Iterator[Win
         yield Window(tuple(full[first:end]), tuple(full[first + 1 : end + 1]), end - begin)
 
 
+def rows_that_fit(config: Architecture, length: int, memory: int) -> int:
+    """Windows of this length a forward pass, at least one: each has logits, and attention scores three times, in
+    float32 (XLA holds the scores, the masked ones and the weights at once)."""
+    window = 4 * length * (config.vocab_size + 3 * config.num_query_heads * length)
+    return max(1, min(_MOST_ROWS, memory // window))
+
+
 def score_documents(
     loss_function: LossFunction,
     documents: Iterable[Sequence[int]],
     *,
     prefix: int,
     max_length: int,
-    batch_size: int,
+    rows: Callable[[int], int],
 ) -> Score:
     """Sum the losses of all documents (token ids without BOS), in batches of few shapes so that few are compiled.
 
-    Windows are collected by the bucket of their length; short batches at the end are filled up with empty rows.
+    Windows are collected by the bucket of their length, `rows` of that length to a batch; short batches at the end are
+    filled up with empty rows.
     """
     sizes = [*(size for size in BUCKETS if size < max_length), max_length]
     pending: dict[int, list[Window]] = {size: [] for size in sizes}
@@ -188,8 +199,8 @@ def score_documents(
     def flush(size: int) -> None:
         nonlocal nll, count
         batch, pending[size] = pending[size], []
-        ids, labels = np.zeros((2, batch_size, size), np.int32)
-        scored = np.zeros((batch_size, size), bool)
+        ids, labels = np.zeros((2, rows(size), size), np.int32)
+        scored = np.zeros(ids.shape, bool)
         for row, window in enumerate(batch):
             length = len(window.inputs)
             ids[row, :length], labels[row, :length] = window.inputs, window.labels
@@ -202,7 +213,7 @@ def score_documents(
         for window in windows(tokens, prefix, max_length):
             size = next(s for s in sizes if s >= len(window.inputs))
             pending[size].append(window)
-            if len(pending[size]) == batch_size:
+            if len(pending[size]) == rows(size):
                 flush(size)
     for size in sizes:
         if pending[size]:
@@ -210,7 +221,7 @@ def score_documents(
     return Score(nll, count)
 
 
-def _losses(config: Any, head_bf16: bool, params: Any, ids: jax.Array, labels: jax.Array) -> jax.Array:
+def _losses(config: Architecture, head_bf16: bool, params: Any, ids: jax.Array, labels: jax.Array) -> jax.Array:
     logits = forward(config, params, ids, head_bf16=head_bf16)
     chosen = jnp.take_along_axis(logits, labels[..., None], -1)[..., 0]
     return jax.nn.logsumexp(logits, -1) - chosen

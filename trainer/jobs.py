@@ -25,11 +25,14 @@ def run_job(run: Run, job: str) -> int:
     attempt = Attempt(run, job, None)
     log = AttemptLog(run, f"{attempt.folder}/{attempt.number}/{job}.log")
     events = EventLog(run.store, job, attempt.number)
-    signal.signal(signal.SIGTERM, _evicted)
     events.write("attempt.started", job=job)
     code, reason = int(ExitCode.COMPLETE), ""
     try:
-        _JOBS[job](run, events)
+        try:
+            signal.signal(signal.SIGTERM, _evicted)
+            _JOBS[job](run, events)
+        finally:
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)  # what is left is to say how it ended
     except _Evicted:
         code, reason = int(ExitCode.EVICTED), "SIGTERM"
     except ElasticTPUError as error:
@@ -51,6 +54,7 @@ class _Evicted(BaseException):
 
 
 def _evicted(signum: int, frame: FrameType | None) -> None:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a second one would interrupt the words about the first
     raise _Evicted
 
 
@@ -102,7 +106,6 @@ def evaluate(run: Run, events: EventLog) -> None:
             [run.spec.data.eval],
             text_column=run.spec.data.text,
             max_target_length=int(keys.get("max_target_length", 2048)),
-            batch_size=16,
             progress=_progress("evaluated", "documents"),
         )
         metrics["heldout"], data_digest = asdict(heldout), heldout.data_digest

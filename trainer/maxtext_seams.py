@@ -29,6 +29,7 @@ SEAMS: Sequence[tuple[str, str, tuple[str, ...]]] = (
     ("maxtext.utils.maxtext_utils", "add_config_to_summary_writer", ("config", "summary_writer")),
     ("maxtext.utils.elastic_utils", "get_local_batch_size", ("config",)),
     ("maxtext.utils.elastic_utils", "live_devices", ("config",)),
+    ("maxtext.utils.elastic_utils", "is_scale_up_event", ()),
     ("maxtext.utils.elastic_utils", "elastic_manager", ()),
     ("maxtext.utils.exceptions", "StopTraining", ()),
 )
@@ -52,6 +53,12 @@ class Hooks(Protocol):
 
     def saved(self, step: int) -> None:
         """Its save has begun in the background."""
+
+    def declined(self, step: int) -> None:
+        """Orbax did not begin that save."""
+
+    def may_scale_up(self) -> bool:
+        """Whether MaxText may stop here for slices that are back."""
 
     def metrics(self, step: int, scalars: Mapping[str, Any]) -> None:
         """Metrics of a completed step, on the host."""
@@ -99,6 +106,8 @@ def install(hooks: Hooks, manager: Any) -> MaxText:
     from maxtext.utils import elastic_utils, exceptions, maxtext_utils
 
     elastic_utils.elastic_manager = manager
+    scale_up = _original(elastic_utils, "is_scale_up_event")
+    elastic_utils.is_scale_up_event = lambda config: hooks.may_scale_up() and scale_up(config)
     elastic_utils.get_local_batch_size = _rows_for_all_devices
     iteration = _original(train, "training_loop_iteration")
     save = _original(checkpointing, "save_checkpoint")
@@ -117,8 +126,7 @@ def install(hooks: Hooks, manager: Any) -> MaxText:
     def hooked_save(manager: Any, step: int, *args: Any, **kwargs: Any) -> Any:
         hooks.before_save(int(step))
         begun = save(manager, step, *args, **kwargs)
-        if begun:
-            hooks.saved(int(step))
+        hooks.saved(int(step)) if begun else hooks.declined(int(step))
         return begun
 
     @functools.wraps(load)

@@ -14,7 +14,7 @@ from ..runs import proof
 from ..runs.errors import ElasticTPUError, NotFound
 from ..runs.run import Run
 from . import checkpoints
-from .session import TrainerSession
+from .session import TrainerSession, patiently
 
 _log = logging.getLogger("elastic_tpu.trainer")
 
@@ -26,6 +26,7 @@ class Prover:
         self._session, self._interval = session, interval
         self._run: Run = session.run
         self._lock = threading.Lock()
+        self._saving: set[int] = set()
         self._saved: set[int] = set()
         self._foreign: set[int] = set()
         self._closed = threading.Event()
@@ -35,11 +36,16 @@ class Prover:
 
     def saving(self, step: int) -> None:
         """This process is about to save a step: what appears under that name is its own."""
-        self._saved.add(step)
+        self._saving.add(step)
+
+    def declined(self, step: int) -> None:
+        """Orbax did not begin that save: no save is due, or there is one already, perhaps another trainer's."""
+        self._saving.discard(step)
 
     def saved(self, step: int) -> None:
         """The save has begun in the background."""
         self._saved.add(step)
+        self._saving.discard(step)
         self._session.event("checkpoint.saved", step=step)
 
     def resume(self) -> None:
@@ -55,17 +61,27 @@ class Prover:
         """Prove or set aside everything newer than the newest proven step; returns that step.
 
         Nothing is being saved now, or what was is given up: what is not finished does not count.
+
+        Raises:
+          Unreachable: the storage was away for longer than `recovery.storage_timeout`.
+          Infrastructure: a checkpoint cannot be set aside.
         """
         self._paused = True
+        return patiently(self._run, self._settle, self._session.heartbeat.confirm)
+
+    def _settle(self) -> int | None:
         with self._lock:
             self._prove_older()
-            return self._record(checkpoints.settle(self._run.store, self._run.uri, self._saved, self._session))
+            return self._record(checkpoints.settle(self._run.store, self._run.uri, self._own(), self._session))
+
+    def _own(self) -> set[int]:
+        return self._saving | self._saved
 
     def _prove_older(self) -> None:
         """What this process saved before the newest and had no time to prove: the newest needs a fallback."""
         store = self._run.store
         finished = checkpoints.finished_steps(store)
-        unproven = (finished & self._saved) - set(proof.recorded_steps(store)) - {max(finished, default=-1)}
+        unproven = (finished & self._own()) - set(proof.recorded_steps(store)) - {max(finished, default=-1)}
         for step in sorted(unproven):
             with suppress(NotFound):
                 checkpoints.prove(store, step, self._session)
@@ -89,8 +105,9 @@ class Prover:
             store.delete(f"proofs/{step}.json")  # retention removed the checkpoint
             recorded.discard(step)
         new = checkpoints.finished_steps(store) - recorded
-        foreign = {step for step in new - self._saved if step > max(recorded, default=-1)}
-        for step in sorted(new & self._saved):
+        own = self._own()
+        foreign = {step for step in new - own if step > max(recorded, default=-1)}
+        for step in sorted(new & own):
             with suppress(NotFound):
                 checkpoints.prove(store, step, self._session)
                 recorded.add(step)

@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from ..runs import proof, records
 from ..runs import run as names
@@ -31,6 +31,8 @@ from .heartbeat import Heartbeat
 
 _log = logging.getLogger("elastic_tpu.trainer")
 _SHIP_LOG = 30.0  # seconds between uploads of the log to a bucket
+_AGAIN = 1.0  # seconds until a storage that did not answer is asked again
+_Found = TypeVar("_Found")
 
 
 def leave(code: int) -> None:
@@ -53,7 +55,7 @@ class Attempt:
     def __init__(self, run: Run, job: str, newest_proven: int | None) -> None:
         self.run, self.job, self.nonce = run, job, secrets.token_hex(8)
         self.folder = names.attempts(job)
-        earlier = self._earlier()
+        earlier = patiently(run, self._earlier)
         self.number = max(earlier, default=0) + 1
         body = {
             "pid": os.getpid(),
@@ -62,18 +64,25 @@ class Attempt:
             "nonce": self.nonce,
             "proven_step": newest_proven,
         }
-        while True:
-            try:
-                run.store.create(f"{self.folder}/{self.number}/started.json", records.dump(body))
-                break
-            except Exists:
-                self.number += 1
+        while not patiently(run, lambda: self._register(records.dump(body))):
+            self.number += 1
         self.proven_at_start = [
-            earlier[n].get("proven_step") for n in sorted(earlier) if not _ended_on_request(earlier[n])
+            earlier[n]["proven_step"]
+            for n in sorted(earlier)
+            # One that died before it could register is entered by the supervisor, who knows of no step.
+            if "proven_step" in earlier[n] and not _ended_on_request(earlier[n])
         ]
         first = earlier.get(min(earlier)) if earlier else None
         self._began = records.parse_time(first["time"]).timestamp() if first and "time" in first else time.time()
         self._began_monotonic = time.monotonic() - max(0.0, time.time() - self._began)
+
+    def _register(self, body: bytes) -> bool:
+        name = f"{self.folder}/{self.number}/started.json"
+        try:
+            self.run.store.create(name, body)
+        except Exists:
+            return self.run.store.read(name).data == body  # our own, written by a call whose answer was lost
+        return True
 
     def _earlier(self) -> dict[int, dict[str, Any]]:
         found: dict[int, dict[str, Any]] = {}
@@ -152,14 +161,20 @@ class TrainerSession:
 
     def __init__(self, run: Run, *, exit_process: Callable[[int], None] = leave, capture_log: bool = True) -> None:
         self.run = run
-        self.proven_step = _patiently(run, lambda: proof.newest_proven(run.store))
+        self.proven_step = patiently(run, lambda: proof.newest_proven(run.store))
         self.attempt = Attempt(run, "train", self.proven_step)
         name = f"{self.attempt.folder}/{self.attempt.number}/trainer.log"
         self.log = AttemptLog(run, name) if capture_log else None
         self.events = EventLog(run.store, "trainer", self.attempt.number)
         interval = 1.0 if run.spec.platform == "local" else 15.0
         self.heartbeat = Heartbeat(
-            run, self.attempt.number, self.attempt.nonce, interval, exit_process, self.attempt.elapsed
+            run,
+            self.attempt.number,
+            self.attempt.nonce,
+            interval,
+            exit_process,
+            self.attempt.elapsed,
+            last_words=self._last_words,
         )
         self.heartbeat.update(proven_step=self.proven_step)
         self.before: Status | None = self.heartbeat.start()
@@ -187,25 +202,46 @@ class TrainerSession:
         self.events.write(kind, step=step, patience=wait, **data)
 
     def end(self, code: int, reason: str = "", **changes: Any) -> int:
-        """The last words of the process; returns the exit code."""
-        try:
-            self.events.write("attempt.ended", code=int(code), reason=reason)
-        except ElasticTPUError as error:
-            _log.warning("the end of the attempt could not be recorded: %s", error)
-        self.heartbeat.finish(int(code), reason, **changes)
+        """The last words of the process; returns the exit code. Who lost the run, or has ended, writes nothing more."""
+        self.heartbeat.finish(int(code), reason, lambda: self._tell_end(code, reason), **changes)
         _log.info("exit code %d%s", code, f": {reason}" if reason else "")
         if self.log is not None:
             self.log.close()
         return int(code)
 
+    def _tell_end(self, code: int, reason: str) -> None:
+        try:
+            self.events.write("attempt.ended", code=int(code), reason=reason)
+        except ElasticTPUError as error:
+            _log.warning("the end of the attempt could not be recorded: %s", error)
 
-def _patiently(run: Run, look: Callable[[], int | None]) -> int | None:
-    """A starting trainer waits for its storage as long as a running one would."""
-    since = time.monotonic()
+    def _last_words(self, code: ExitCode, reason: str) -> None:
+        """The heartbeat ends the process; what it calls infrastructure is a stall."""
+        if code == ExitCode.INFRASTRUCTURE:
+            self.events.write("train.stalled", step=self.heartbeat.status.step, reason=reason)
+        self._tell_end(code, reason)
+        if self.log is not None:
+            self.log.close()
+
+
+def patiently(run: Run, look: Callable[[], _Found], between: Callable[[], None] = lambda: None) -> _Found:
+    """Call `look` until the storage answers: a starting trainer waits for it as long as a running one would.
+
+    Args:
+      run: its spec says how long.
+      look: called again after each `Unreachable`; must be safe to repeat.
+      between: called before each repetition.
+    Raises:
+      Unreachable: the storage was away for longer than `recovery.storage_timeout`.
+    """
+    since: float | None = None
     while True:
         try:
             return look()
-        except Unreachable:
+        except Unreachable as error:
+            since = time.monotonic() if since is None else since
             if time.monotonic() - since > run.spec.patience.storage_timeout:
                 raise
-            time.sleep(1.0)
+            _log.warning("the storage does not answer; asking again: %s", error)
+        time.sleep(_AGAIN)
+        between()

@@ -17,7 +17,7 @@ from ..runs.plan import maxtext_overrides
 from ..runs.result import TrainingResult, proven_result
 from ..runs.run import Run
 from .policy import starts_without_progress
-from .session import TrainerSession
+from .session import TrainerSession, patiently
 
 _log = logging.getLogger("elastic_tpu.trainer")
 
@@ -39,7 +39,7 @@ def train(session: TrainerSession) -> int:
 
 def _train(session: TrainerSession) -> int:
     run = session.run
-    result, _ = proven_result(run)
+    result, _ = patiently(run, lambda: proven_result(run))
     if result is not None:
         return session.end(
             0, f"already complete: step {result.final_step} is proven; nothing was done", step=result.final_step

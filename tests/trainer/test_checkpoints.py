@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any
 
 import pytest
 from elastic_tpu.runs import proof
+from elastic_tpu.runs.errors import Infrastructure
 from elastic_tpu.runs.events import EventReader
 from elastic_tpu.runs.run import Run
 from elastic_tpu.tests.tools.small import checkpoint, run_at, session_of
@@ -207,6 +209,38 @@ def test_a_folder_that_orbax_would_list_though_it_is_not_finished(on_folder: Tra
     assert settle(on_folder) == 10
     assert listed(on_folder.run) == [10]
     assert told(on_folder.run, "checkpoint.rejected") == [(11, ["it was never finished"])]
+
+
+def test_a_disk_that_refuses_to_set_aside_is_infrastructure(
+    on_folder: TrainerSession, opening: dict[int, list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checkpoint(on_folder.run, 20)
+    opening[20] = ["damaged"]
+
+    real = Path.rename
+
+    def rename(self: Path, target: Path) -> Path:
+        if "checkpoints-rejected" in str(target):
+            raise OSError(errno.EIO, "Input/output error")
+        return real(self, target)
+
+    monkeypatch.setattr(Path, "rename", rename)
+    with pytest.raises(Infrastructure, match=r"20-.*Input/output error"):
+        settle(on_folder)
+    assert listed(on_folder.run) == [20]
+
+
+def test_a_folder_that_cannot_be_listed_is_infrastructure(
+    on_folder: TrainerSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checkpoint(on_folder.run, 20)
+
+    def iterdir(self: Path) -> Iterator[Path]:
+        raise OSError(errno.ESTALE, "Stale file handle")
+
+    monkeypatch.setattr(Path, "iterdir", iterdir)
+    with pytest.raises(Infrastructure, match="Stale file handle"):
+        settle(on_folder)
 
 
 def test_older_steps_are_left_alone(session: TrainerSession, opening: dict[int, list[str]]) -> None:

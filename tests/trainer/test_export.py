@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
@@ -15,9 +16,9 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
-from elastic_tpu.runs.errors import BadInput, NotFound
+from elastic_tpu.runs.errors import BadInput, NotFound, Unreachable
 from elastic_tpu.tests.trainer import tiny
-from elastic_tpu.trainer import blocks, export, published, safetensors_writer
+from elastic_tpu.trainer import arrays, blocks, export, published, safetensors_writer
 from elastic_tpu.trainer.arrays import validate_checkpoint
 from elastic_tpu.trainer.export import architecture_from_maxtext, export_checkpoint, verify_export
 
@@ -280,6 +281,80 @@ def test_validation_names_a_metadata_file_that_was_cut(tmp_path: Path) -> None:
     (source / "items" / "_METADATA").write_text('{"tree')
     (problem,) = validate_checkpoint(str(source), 20)
     assert "_METADATA" in problem
+
+
+@pytest.mark.parametrize("name", ["items/_METADATA", "_CHECKPOINT_METADATA"])
+@pytest.mark.parametrize("number", [errno.EIO, errno.ESTALE, errno.EMFILE])
+def test_metadata_that_cannot_be_read_now_is_not_damaged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, number: int
+) -> None:
+    source = write(tmp_path, tiny.tensors())
+    kept = open
+
+    def failing(path: object, *args: Any, **options: Any) -> Any:
+        if str(path).endswith(f"20/{name}"):
+            raise OSError(number, os.strerror(number))
+        return kept(path, *args, **options)  # type: ignore[call-overload]
+
+    monkeypatch.setattr("builtins.open", failing)
+    with pytest.raises(Unreachable, match=os.strerror(number)):
+        validate_checkpoint(str(source), 20)
+
+
+def test_a_folder_that_cannot_be_listed_now_is_not_damaged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = write(tmp_path, tiny.tensors())
+
+    def failing(path: object = ".") -> list[str]:
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(os, "listdir", failing)
+    with pytest.raises(Unreachable, match="Input/output error"):
+        validate_checkpoint(str(source), 20)
+
+
+@pytest.mark.parametrize(
+    ("said", "damaged"),
+    [
+        ("NOT_FOUND: chunk {0} is missing", True),
+        ("DATA_LOSS: checksum", True),
+        ("FAILED_PRECONDITION: Error reading local file: Truncated Zstd-compressed stream", True),
+        ("INVALID_ARGUMENT: x", True),
+        ("OUT_OF_RANGE: x", True),
+        ("PERMISSION_DENIED: Error opening local file: NOT_FOUND is part of its name", False),
+        ("UNAUTHENTICATED: token expired", False),
+        ("INTERNAL: Error reading from local file: Input/output error", False),
+        ("CANCELLED: x", False),
+        ("UNKNOWN: Stale file handle", False),
+        ("UNAVAILABLE: x", False),
+        ("RESOURCE_EXHAUSTED: Too many open files", False),
+        ("something else", False),
+    ],
+)
+def test_only_what_was_read_can_be_damaged(tmp_path: Path, said: str, damaged: bool) -> None:
+    tree = arrays.read_tree(str(write(tmp_path, tiny.tensors())))
+    error = arrays.read_error(tree, ("params", "w"), ValueError(said))
+    assert isinstance(error, BadInput if damaged else Unreachable)
+    assert arrays.is_transient(said) == (not damaged and said != "something else")
+    assert not arrays.is_transient("KeyError: 'UNAVAILABLE'")
+
+
+def test_a_chunk_that_cannot_be_opened_now_does_not_set_the_checkpoint_aside(tmp_path: Path) -> None:
+    """With too few file descriptors, the real error of tensorstore."""
+    source = write(tmp_path, tiny.tensors())
+    code = (
+        "import resource, sys\n"
+        "from elastic_tpu.runs.errors import Unreachable\n"
+        "from elastic_tpu.trainer import arrays, blocks\n"
+        "tree = arrays.read_tree(sys.argv[1])\n"
+        "opened = arrays.open_arrays(tree, tree.leaves)\n"
+        "resource.setrlimit(resource.RLIMIT_NOFILE, (3, 3))\n"
+        "try:\n"
+        "    list(blocks.read_ahead(tree, (r for p, s in opened.items() for r in blocks.reads(p, s)), None))\n"
+        "except Unreachable as error:\n"
+        "    print(error)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code, str(source)], capture_output=True, text=True, timeout=60)
+    assert "Too many open files" in done.stdout, done.stderr
 
 
 def test_tokenizer_and_vocabulary(tmp_path: Path) -> None:

@@ -22,6 +22,7 @@ from elastic_tpu.runs.status import Status, load_status
 from elastic_tpu.runs.store import Item
 from elastic_tpu.tests.tools.memory_store import MemoryStore, lost_answer
 from elastic_tpu.tests.tools.small import run_at, run_in
+from elastic_tpu.trainer import heartbeat
 from elastic_tpu.trainer.heartbeat import Heartbeat, Stop
 
 INTERVAL = 15.0
@@ -45,9 +46,21 @@ class Trainer:
         self.left: list[int] = []
         self.writes: list[str] = []
         self.beat = ByHand(
-            self.run, 3, nonce, INTERVAL, self.left.append, lambda: self.elapsed, lambda: self.now, self.wait
+            self.run,
+            3,
+            nonce,
+            INTERVAL,
+            self.left.append,
+            lambda: self.elapsed,
+            lambda: self.now,
+            self.wait,
+            lambda code, reason: self.last_words(code, reason),
         )
+        self.said: list[tuple[int, str, str]] = []
         self.while_waiting: Callable[[], object] = lambda: None
+
+    def last_words(self, code: int, reason: str) -> None:
+        self.said.append((code, reason, self.status().phase))
 
     def wait(self, seconds: float) -> None:
         self.advance(seconds)
@@ -256,9 +269,9 @@ def test_nothing_is_confirmed_after_the_last_word() -> None:
 # -- storage that is away -----------------------------------------------------------------------------------------
 
 
-def _away(store: MemoryStore) -> None:
+def _away(store: MemoryStore, error: Exception | None = None) -> None:
     def fail(*_: object) -> Any:
-        raise Unreachable("no answer")
+        raise error or Unreachable("no answer")
 
     store.replace = fail  # type: ignore[method-assign]
 
@@ -271,6 +284,34 @@ def test_storage_that_is_away_is_unknown_until_its_limit_is_spent() -> None:
     assert trainer.beat.stop is None
     trainer.beats(3)
     assert trainer.left == [ExitCode.INFRASTRUCTURE]
+
+
+@pytest.mark.parametrize("phase", ["training", "waiting"])
+def test_a_storage_that_refuses_is_waited_for_as_long(phase: str) -> None:
+    trainer = Trainer(recovery={"storage_timeout": "10m", "stalled_after": "3h"}).started(phase=phase)
+    _away(trainer.store, BadInput("gs://bucket: 403, give this account the right to write there"))
+    trainer.beats(40)
+    assert trainer.left == []
+    trainer.beats(3)
+    assert trainer.left == [ExitCode.INFRASTRUCTURE]
+    assert trainer.said == []
+
+
+def test_a_damaged_status_is_waited_for_as_long() -> None:
+    trainer = Trainer(recovery={"storage_timeout": "10m", "stalled_after": "3h"}).started(phase="training")
+    trainer.store.put("status.json", b"{")
+    trainer.beats(40)
+    assert trainer.left == []
+    trainer.beats(3)
+    assert trainer.left == [ExitCode.INFRASTRUCTURE]
+
+
+@pytest.mark.parametrize("error", [Unreachable("no answer"), BadInput("403")])
+def test_limits_are_enforced_while_the_storage_is_away(error: Exception) -> None:
+    trainer = Trainer(recovery={"storage_timeout": "3h", "wait_for_slices": "1h"}).started(phase="waiting")
+    _away(trainer.store, error)
+    trainer.beats(int(HOUR // INTERVAL) + 1)
+    assert trainer.left == [ExitCode.LIMIT_SPENT]
 
 
 def test_storage_that_comes_back_in_time_changes_nothing() -> None:
@@ -406,6 +447,7 @@ def test_a_limit_ends_the_process_with_its_status_written(phase: str, seconds: f
     said = trainer.status()
     assert (said.phase, said.exit) == ("ended", code)
     assert reason in said.reason
+    assert trainer.said == [(code, said.reason, "ended")]  # once, after the status
 
 
 def test_steps_and_changes_of_phase_are_progress() -> None:
@@ -443,6 +485,52 @@ def test_a_fence_that_is_lost_when_a_limit_is_spent_is_left_once() -> None:
     trainer.advance(2 * HOUR)
     trainer.beat.beat()
     assert trainer.left == [ExitCode.ENDED_ON_REQUEST]
+
+
+def test_who_lost_the_run_says_no_last_words() -> None:
+    trainer = Trainer(**LIMITS).started(phase="waiting")
+    another(trainer.store)
+    trainer.advance(2 * HOUR)
+    trainer.beat.beat()
+    assert trainer.left == [ExitCode.ENDED_ON_REQUEST]
+    assert trainer.said == []
+
+
+def test_last_words_that_fail_do_not_keep_the_process() -> None:
+    trainer = Trainer(**LIMITS).started(phase="waiting")
+
+    def fail(code: int, reason: str) -> None:
+        raise Unreachable("no answer")
+
+    trainer.last_words = fail  # type: ignore[method-assign]
+    trainer.beats(1, every=2 * HOUR)
+    assert trainer.left == [ExitCode.LIMIT_SPENT]
+
+
+def test_last_words_that_hang_do_not_keep_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(heartbeat, "_LAST_WORDS", 0.05)
+    answered, over = threading.Event(), threading.Event()
+
+    def hang(code: int, reason: str) -> None:
+        answered.wait(20)
+        over.set()
+
+    trainer = Trainer(**LIMITS).started(phase="waiting")
+    trainer.last_words = hang  # type: ignore[method-assign]
+    trainer.beats(1, every=2 * HOUR)
+    assert trainer.left == [ExitCode.LIMIT_SPENT]
+    assert not over.is_set()
+    answered.set()
+
+
+def test_a_zombie_that_finishes_tells_nothing() -> None:
+    trainer = Trainer().started(phase="training")
+    another(trainer.store)
+    there = trainer.generation()
+    trainer.advance(10 * HOUR)
+    told: list[str] = []
+    trainer.beat.finish(0, "complete", lambda: told.append("complete"))
+    assert (told, trainer.left, trainer.generation()) == ([], [ExitCode.ENDED_ON_REQUEST], there)
 
 
 def test_the_last_word() -> None:

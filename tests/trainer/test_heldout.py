@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -16,6 +18,7 @@ from elastic_tpu.tests.trainer import tiny
 from elastic_tpu.trainer import heldout, texts
 from elastic_tpu.trainer.export import export_checkpoint
 from elastic_tpu.trainer.heldout import HeldoutResult, evaluate_heldout, score_documents, windows
+from elastic_tpu.trainer.qwen3 import Architecture, stored_arrays
 
 BOS, EOS = 1, 2
 
@@ -52,7 +55,6 @@ def evaluate(export: Path | str, *files: Path | str, **changed: Any) -> HeldoutR
     arguments: dict[str, Any] = {
         "text_column": "text",
         "max_target_length": 16,
-        "batch_size": 4,
         "progress": lambda done, total: None,
     }
     return evaluate_heldout(str(export), [str(f) for f in files], **{**arguments, **changed})
@@ -95,14 +97,14 @@ def test_each_token_is_scored_exactly_once(length: int, window: int) -> None:
 def test_the_last_short_batch_weighs_as_its_tokens_do() -> None:
     compute, _ = spy(lambda label: 3.0 if label == 9 else 1.0)
     documents = [[5] * 10] * 4 + [[9] * 2]
-    score = score_documents(compute, documents, prefix=BOS, max_length=16, batch_size=4)
+    score = score_documents(compute, documents, prefix=BOS, max_length=16, rows=lambda length: 4)
     assert score.tokens == 42
     assert math.exp(score.nll / score.tokens) == pytest.approx(2.9899, abs=1e-4)
 
 
 def test_padding_is_not_counted() -> None:
     compute, _ = spy(lambda label: 1.0 if label else 1000.0)  # label 0 stands for padding
-    score = score_documents(compute, [[5, 6], [7]], prefix=BOS, max_length=8, batch_size=4)
+    score = score_documents(compute, [[5, 6], [7]], prefix=BOS, max_length=8, rows=lambda length: 4)
     assert (score.nll, score.tokens) == (3.0, 3)
 
 
@@ -114,8 +116,26 @@ def test_few_shapes_are_asked_for() -> None:
         return np.zeros(labels.shape, np.float32)
 
     documents = [[5] * n for n in range(1, 400, 7)]
-    score_documents(compute, documents, prefix=BOS, max_length=200, batch_size=8)
-    assert shapes == {(8, 32), (8, 128), (8, 200)}
+    score_documents(compute, documents, prefix=BOS, max_length=200, rows=lambda length: 800 // length)
+    assert shapes == {(25, 32), (6, 128), (4, 200)}
+
+
+@pytest.mark.parametrize(("length", "rows"), [(32, 16), (128, 13), (512, 2), (2048, 1), (8192, 1)])
+def test_a_batch_of_a_real_model_fits_in_memory(length: int, rows: int) -> None:
+    """Asks XLA for Qwen3-0.6B with its 151,936 words; nothing is computed or allocated."""
+    config = Architecture(16, 8, 128, 1024, 3072, 28, 151936, 1e6, 1e-6, 40960, True)
+    assert heldout.rows_that_fit(config, length, heldout.MEMORY) == rows
+    if length > 2048:
+        return  # one window alone is larger
+    params: dict[str, jax.ShapeDtypeStruct] = {}
+    for tensor in (t for array in stored_arrays(config, scanned=False) for t in array.tensors):
+        layer, _, rest = tensor.name.removeprefix("model.layers.").partition(".")
+        stacked = ("layers." + rest, (28, *tensor.shape)) if layer.isdigit() else (tensor.name, tensor.shape)
+        params[stacked[0]] = jax.ShapeDtypeStruct(stacked[1], np.float32)
+    ids = jax.ShapeDtypeStruct((rows, length), np.int32)
+    needed = jax.jit(partial(heldout._losses, config, True)).lower(params, ids, ids).compile().memory_analysis()
+    rounded_head = 4 * config.vocab_size * config.emb_dim
+    assert needed.temp_size_in_bytes < 1.25 * heldout.MEMORY + rounded_head
 
 
 @pytest.mark.parametrize(("adds_bos", "text"), [(False, "ab"), (True, "ab"), (True, "<bos>ab")])
@@ -175,10 +195,10 @@ def test_batches_and_files_do_not_change_the_result(exported: Path, tmp_path: Pa
     one = parquet(tmp_path / "one.parquet", documents)
     parts = [parquet(tmp_path / "parts" / f"{i}.parquet", documents[i::3]) for i in range(3)]
     first = evaluate(exported, one)
-    again = evaluate(exported, *parts, batch_size=7)
+    again = evaluate(exported, *parts, memory=7 * 40_000)
     assert again.loss == pytest.approx(first.loss, abs=1e-5)
     assert (again.tokens, again.documents, again.bytes) == (first.tokens, 22, first.bytes)
-    assert evaluate(exported, tmp_path / "parts" / "*.parquet", batch_size=7) == again
+    assert evaluate(exported, tmp_path / "parts" / "*.parquet", memory=7 * 40_000) == again
 
 
 def test_settings_are_recorded(exported: Path, tmp_path: Path) -> None:

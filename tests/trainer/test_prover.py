@@ -8,9 +8,11 @@ from pathlib import Path
 
 import pytest
 from elastic_tpu.runs import proof
-from elastic_tpu.runs.errors import NotFound
+from elastic_tpu.runs.errors import NotFound, Unreachable
 from elastic_tpu.runs.events import EventReader
+from elastic_tpu.runs.store import Item
 from elastic_tpu.tests.tools.small import checkpoint, run_at, session_of
+from elastic_tpu.trainer import session as sessions
 from elastic_tpu.trainer.checkpoints import prove
 from elastic_tpu.trainer.prover import Prover
 from elastic_tpu.trainer.session import TrainerSession
@@ -107,6 +109,69 @@ def test_a_save_that_is_finished_before_it_is_told_is_not_anothers(
     prover.after_looks(1)
     assert session.heartbeat.status.proven_step == 10
     assert ("checkpoint.rejected", 10) not in kinds(session)
+
+
+def test_a_step_that_orbax_declined_to_save_is_anothers(session: TrainerSession, prover: Watched) -> None:
+    """MaxText asks at every step, and Orbax declines most: that makes none of them our own."""
+    prover.settle()
+    prover.resume()
+    prover.saving(20)
+    prover.declined(20)
+    checkpoint(session.run, 20)
+    prover.after_looks(2)
+    assert kinds(session) == [("checkpoint.rejected", 20)]
+    assert session.heartbeat.status.proven_step is None
+
+
+def test_a_save_that_is_declined_because_it_was_done_already_stays_our_own(
+    session: TrainerSession, prover: Watched
+) -> None:
+    prover.settle()
+    prover.saving(20)
+    prover.saved(20)
+    prover.saving(20)  # once more at the end of training
+    prover.declined(20)
+    checkpoint(session.run, 20)
+    prover.resume()
+    prover.after_looks(2)
+    assert session.heartbeat.status.proven_step == 20
+
+
+def test_settling_waits_for_a_storage_that_is_away(
+    session: TrainerSession, prover: Watched, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sessions, "_AGAIN", 0.0)
+    checkpoint(session.run, 20)
+    prover.saved(20)
+    real, failures = session.run.store.read, [Unreachable("no answer")] * 2
+
+    def read(name: str) -> Item:
+        if failures and name.startswith("checkpoints/"):
+            raise failures.pop()
+        return real(name)
+
+    monkeypatch.setattr(session.run.store, "read", read)
+    assert prover.settle() == 20
+    assert failures == []
+
+
+def test_settling_gives_up_when_the_storage_timeout_is_spent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sessions, "_AGAIN", 0.0)
+    with session_of(run_at(tmp_path, recovery={"storage_timeout": "1s"})) as session:
+        prover = Prover(session, interval=60)
+        asked = 0
+
+        def list_(prefix: str = "") -> object:
+            nonlocal asked
+            asked += 1
+            raise Unreachable("no answer")
+
+        with monkeypatch.context() as away:
+            away.setattr(session.run.store, "list", list_)
+            with pytest.raises(Unreachable):
+                prover.settle()
+        assert asked > 1
+        prover.close()
 
 
 def test_retention_takes_the_proof_along(session: TrainerSession, prover: Watched) -> None:

@@ -10,15 +10,20 @@ import sys
 import threading
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 from elastic_tpu.runs import records
-from elastic_tpu.runs.errors import BadInput, Unreachable
+from elastic_tpu.runs.errors import BadInput, ExitCode, Unreachable
 from elastic_tpu.runs.events import EventReader
-from elastic_tpu.runs.run import open_run
+from elastic_tpu.runs.run import Run, open_run
 from elastic_tpu.runs.status import Status
-from elastic_tpu.tests.tools.memory_store import MemoryStore
+from elastic_tpu.runs.store import Entry
+from elastic_tpu.tests.support import until
+from elastic_tpu.tests.tools.memory_store import MemoryStore, lost_answer
 from elastic_tpu.tests.tools.small import run_at, run_in, session_of
+from elastic_tpu.trainer import session as sessions
+from elastic_tpu.trainer.heartbeat import Stop
 from elastic_tpu.trainer.policy import starts_without_progress
 from elastic_tpu.trainer.session import Attempt
 
@@ -41,6 +46,33 @@ def test_an_attempt_that_ended_on_request_does_not_count() -> None:
         number = Attempt(run, "train", 10).number
         run.store.put(f"attempts/{number}/exit.json", records.dump({"exit_code": code}))
     assert Attempt(run, "train", 10).proven_at_start == [10, 10]
+
+
+def test_an_attempt_that_never_registered_does_not_count() -> None:
+    run = run_in(MemoryStore())
+    Attempt(run, "train", 10)
+    run.store.put("attempts/2/started.json", records.dump({"pid": 7, "by": "supervisor", "time": records.timestamp()}))
+    run.store.put("attempts/2/exit.json", records.dump({"exit_code": 75}))
+    assert Attempt(run, "train", 10).proven_at_start == [10]
+
+
+@pytest.mark.parametrize("carried_out", [False, True])
+def test_a_starting_trainer_waits_for_its_storage_and_registers_once(
+    monkeypatch: pytest.MonkeyPatch, carried_out: bool
+) -> None:
+    monkeypatch.setattr(sessions, "_AGAIN", 0.0)
+    store = MemoryStore()
+    store.fault, store.carried_out = lost_answer(), carried_out
+    real, failures = store.list, [lost_answer()]
+
+    def list_(prefix: str = "") -> list[Entry]:
+        if failures:
+            raise failures.pop()
+        return real(prefix)
+
+    monkeypatch.setattr(store, "list", list_)
+    assert Attempt(run_in(store), "train", None).number == 1
+    assert [entry.name for entry in store.list("attempts/")] == ["attempts/1/started.json"]
 
 
 def test_jobs_are_numbered_apart() -> None:
@@ -171,6 +203,102 @@ def test_a_session_from_start_to_end(tmp_path: Path) -> None:
     with session_of(run) as second:
         assert second.before is not None
         assert (second.before.step, second.before.exit) == (3, 75)
+
+
+def ends(run: Run) -> list[tuple[str, int | None, Any]]:
+    told = [e for e in EventReader(run.store).all() if e.kind in ("train.stalled", "attempt.ended")]
+    return [(e.kind, e.step, e.data.get("code")) for e in told]
+
+
+def test_who_was_superseded_records_no_end(tmp_path: Path) -> None:
+    run = run_at(tmp_path)
+    with session_of(run) as session:
+        run.store.put("status.json", Status("r", 2, "other", phase="training").dump())
+        session.heartbeat.beat()
+        assert session.end(0, "complete") == 0
+        assert session.left == [76]  # type: ignore[attr-defined]
+        assert ends(run) == []
+
+
+def test_a_stall_is_told_with_the_end_by_the_heartbeat(tmp_path: Path) -> None:
+    run = run_at(tmp_path, recovery={"stalled_after": "1s"})
+    with session_of(run) as session:
+        session.heartbeat.update(phase="training", step=3)
+        until(lambda: session.left == [75])  # type: ignore[attr-defined]
+        session.end(70, "and what came of it")
+        assert ends(run) == [("train.stalled", 3, None), ("attempt.ended", None, 75)]
+
+
+def test_a_stop_with_nothing_to_save_is_told_as_an_end(tmp_path: Path) -> None:
+    run = run_at(tmp_path)
+    with session_of(run) as session:
+        session.heartbeat.update(phase="waiting")
+        session.heartbeat.request_stop(Stop(ExitCode.ENDED_ON_REQUEST, "stopped by me"))
+        until(lambda: session.left == [76])  # type: ignore[attr-defined]
+        assert ends(run) == [("attempt.ended", None, 76)]
+
+
+STALL = """
+import sys, threading
+from elastic_tpu.runs.run import open_run
+from elastic_tpu.trainer.session import TrainerSession
+
+session = TrainerSession(open_run(sys.argv[1]))
+print("the last line")
+session.heartbeat.update(phase="training", step=3)
+threading.Event().wait()
+"""
+
+
+def test_the_log_of_a_stalled_trainer_reaches_the_bucket(gcs_bucket: str) -> None:
+    run = run_at(f"gs://{gcs_bucket}/runs", recovery={"stalled_after": "1s"})
+    assert (
+        subprocess.run([sys.executable, "-c", STALL, run.uri], stdout=subprocess.DEVNULL, timeout=60).returncode == 75
+    )
+    assert b"the last line" in run.store.read("attempts/1/trainer.log").data
+    assert [kind for kind, *_ in ends(run)] == ["train.stalled", "attempt.ended"]
+
+
+# -- a job --------------------------------------------------------------------------------------------------------
+
+JOB = """
+import os, signal, sys
+from elastic_tpu.runs.run import open_run
+from elastic_tpu.trainer import jobs
+
+def term():
+    os.kill(os.getpid(), signal.SIGTERM)
+
+def job(run, events):
+    %s
+
+real = jobs.EventLog.write
+def write(self, kind, **data):
+    if kind == "attempt.ended":
+        term()  # one more, while the end is being told
+    return real(self, kind, **data)
+
+jobs.EventLog.write = write
+jobs._JOBS["export"] = job
+sys.exit(jobs.run_job(open_run(sys.argv[1]), "export"))
+"""
+
+
+@pytest.mark.parametrize(
+    ("job", "code"),
+    [
+        ("term()", 143),
+        ("pass", 0),
+        ("raise ValueError('a bug')", 70),
+        ("try: term()\n    finally: term(); run.store.put('tidied', b'')", 143),
+    ],
+)
+def test_a_job_that_is_evicted_says_so_however_often_it_is_told(tmp_path: Path, job: str, code: int) -> None:
+    run = run_at(tmp_path)
+    done = subprocess.run([sys.executable, "-c", JOB % job, run.uri], capture_output=True, timeout=60)
+    assert done.returncode == code, done.stdout + done.stderr
+    assert ("finally" in job) == bool(run.store.list("tidied"))
+    assert ends(run) == [("attempt.ended", None, code)]
 
 
 def test_events_wait_for_a_storage_that_is_away_and_are_told_once(
