@@ -18,9 +18,10 @@ from pathwaysutils.elastic.manager import ElasticRuntimeError, Manager, ScaleUpS
 from ..runs.errors import BadInput, ElasticTPUError, Infrastructure, LimitSpent, Problem, Unreachable
 from ..runs.status import SliceCount
 from . import maxtext_seams
+from .arrays import is_transient
 from .curve import LossCurve
 from .hardware import Hardware
-from .policy import Budget, Cause, Failure, classify, storage_failed
+from .policy import Budget, Cause, Failure, classify
 from .prover import Prover
 from .recovery import Recovering, StepTimes, after_a_dead_process
 from .session import TrainerSession
@@ -128,7 +129,7 @@ class ElasticTraining:
         storage = _find(error, (OSError, Unreachable))
         if isinstance(storage, (FileNotFoundError, PermissionError)):
             storage = None  # what is not there, or not allowed, is not there for a new process either
-        storage = storage or _find(error, Exception, lambda e: jax_error is not e and storage_failed(str(e)))
+        storage = storage or _find(error, Exception, lambda e: jax_error is not e and is_transient(str(e)))
         recovering = self._recovering is not None
         kind = "jax" if jax_error is not None else "storage" if storage is not None else "other"
         told = jax_error or storage or error

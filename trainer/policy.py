@@ -38,7 +38,6 @@ class Failure:
 
 
 _USERS = re.compile(r"^\s*(RESOURCE_EXHAUSTED|INVALID_ARGUMENT|UNIMPLEMENTED|FAILED_PRECONDITION)\b")
-_STORAGE = re.compile(r"^\s*(UNAVAILABLE|DEADLINE_EXCEEDED|RESOURCE_EXHAUSTED|ABORTED)\b")
 _HEAD = re.compile(r"^\s*(UNAVAILABLE|ABORTED|CANCELLED)\b")
 
 
@@ -57,11 +56,6 @@ def classify(failure: Failure, before: Failure | None) -> Cause:
     if failure.recovering and not failure.progressed:
         return Cause.INFRASTRUCTURE  # about one recovery in four needs a new process (maxtext #4632)
     return Cause.RETRY if failure.progressed else Cause.BUG
-
-
-def storage_failed(message: str) -> bool:
-    """Whether the text of an error that is no JaxRuntimeError is tensorstore's for a storage that does not answer."""
-    return bool(_STORAGE.match(message))
 
 
 def _same(a: str, b: str) -> bool:

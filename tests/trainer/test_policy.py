@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from elastic_tpu.trainer.policy import Budget, Cause, Failure, classify, starts_without_progress, storage_failed
+from elastic_tpu.trainer.policy import Budget, Cause, Failure, classify, starts_without_progress
 
 
 def failure(
@@ -69,19 +69,6 @@ def test_the_same_error_at_the_same_step_with_all_slices_there_is_a_bug(
     before: Failure, now: Failure, cause: Cause
 ) -> None:
     assert classify(now, before) is cause
-
-
-@pytest.mark.parametrize(
-    ("message", "storage"),
-    [
-        ("UNAVAILABLE: Error reading gs://b/x: Connection refused", True),
-        ("DEADLINE_EXCEEDED: 60 s", True),
-        ("NOT_FOUND: gs://b/x", False),
-        ("shapes are UNAVAILABLE", False),
-    ],
-)
-def test_tensorstore_says_in_words_that_the_storage_is_away(message: str, storage: bool) -> None:
-    assert storage_failed(message) is storage
 
 
 def test_attempts_that_bring_nothing_are_counted() -> None:
