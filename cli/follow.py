@@ -10,12 +10,9 @@ from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import Any
 
-from ..components.evaluate_checkpoint.step import STEP as EVALUATE
-from ..components.export_checkpoint.step import STEP as EXPORT
-from ..components.provision_slices.step import STEP as PROVISION
-from ..components.release_slices.step import STEP as RELEASE
+from ..components.patience import patiently
 from ..components.stage import Stage, StageResult, Step, open_stage
-from ..components.train_elastic.step import STEP as TRAIN
+from ..components.steps import PROVISION, RELEASE, STEPS
 from ..runs import person
 from ..runs import run as names
 from ..runs.errors import ElasticTPUError, ExitCode, HeldByAnother, Unreachable
@@ -25,7 +22,6 @@ from ..runs.status import load_status
 from .display import Display, make_display
 from .summary import summary
 
-STAGES: tuple[Step, ...] = (PROVISION, TRAIN, RELEASE, EXPORT, EVALUATE)
 _SAVE = 120.0  # seconds that a stopped trainer gets to save before the slices are taken from it
 
 
@@ -38,7 +34,7 @@ def follow(source: str, take_over: bool, how: type[Follower] | None = None) -> i
         display.say(f"run {run.uri}" + (" (going on with it)" if started.resumed else ""))
         driver = (how or Follower)(run, who, take_over, display)
         code = driver.drive()
-    for line in summary(run, driver.results, code, driver.error, superseded=driver.superseded):
+    for line in summary(run, driver.results, code, driver.error, superseded=driver.superseded, stage=driver.failed):
         print(line)  # noqa: T201 - the command's own output
     return code
 
@@ -54,6 +50,7 @@ class Follower:
         self.results: dict[str, StageResult] = {}
         self.error: str = ""
         self.superseded = False
+        self.failed = ""  # the stage that did
 
     def drive(self) -> int:
         """All stages, then a release in any case."""
@@ -73,16 +70,18 @@ class Follower:
         if code and self._term is not None:
             self._give_back()
         elif not code:
+            self.failed = ""
             code, self.error = self._rehearsed()
-        self._tell_events()
+        with suppress(Unreachable):
+            self._tell_events()
         return code
 
     def do_stages(self) -> None:
         """Every stage to its end; raises what ended it otherwise."""
-        for step in STAGES:
-            stage = self._open(step)
+        for step in STEPS.values():
+            stage = patiently(lambda step=step: self._open(step), self.say)  # type: ignore[misc]
             self.follow_stage(stage)
-            self.results[step.name] = stage.collect()
+            self.results[step.name] = patiently(stage.collect, self.say)
             self._tell_events()
             self._display.say(f"{step.name}: {self.results[step.name].summary}")
 
@@ -99,7 +98,8 @@ class Follower:
         """Submit and watch one stage to its end; Ctrl-C stops what it is for."""
         try:
             try:
-                stage.submit()
+                self.failed = stage.name
+                patiently(stage.submit, self.say)
                 self._watch(stage)
             finally:
                 self._term = stage.term or self._term  # without it nothing is given back: the run may be another's
@@ -117,7 +117,7 @@ class Follower:
             if verdict.done:
                 return
             if until is not None and time.monotonic() > until:
-                self._display.say(f"the save is not done after {_SAVE:.0f} s; not waiting any longer")
+                self._display.say(f"the save is not done after {_SAVE:.0f} s; the trainer is told to end")
                 return
             time.sleep(stage.interval)
 
@@ -147,14 +147,17 @@ class Follower:
     def _give_back(self) -> None:
         with _ignoring_interrupts(self._display):
             try:
-                release = self._open(RELEASE)
-                release.submit()
-                release.poll()
-                self.results.setdefault("release", release.collect())
+                self.results.setdefault("release", patiently(self._release, self.say, limit=_SAVE))
             except HeldByAnother:
                 self.superseded = True  # whoever took the run over has the slices now
             except ElasticTPUError as error:
                 self.error += f"; release: {error}"
+
+    def _release(self) -> StageResult:
+        release = self._open(RELEASE)
+        release.submit()
+        release.poll()
+        return release.collect()
 
     def _open(self, step: Step) -> Stage:
         return open_stage(

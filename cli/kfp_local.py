@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 from ..pipelines.local import LocalPipeline
+from ..runs.errors import Unreachable
 from .follow import Follower
 from .follow import follow as by_cli
 
@@ -22,5 +25,8 @@ class PipelineFollower(Follower):
             self.follow_stage(pipeline)
         finally:
             pipeline.close()
+            with suppress(Unreachable):  # a step may have taken the run just before it was ended
+                self._term = pipeline.term or self._term
             self.results |= pipeline.results
+            self.failed = pipeline.failed
         pipeline.collect()

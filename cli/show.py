@@ -20,7 +20,7 @@ from ..runs.errors import BadInput, Infrastructure, NotFound
 from ..runs.events import EventReader
 from ..runs.load import read_spec
 from ..runs.result import read_result
-from ..runs.run import Run, attempts, open_run
+from ..runs.run import Run, attempts, attempts_of, open_run
 from ..runs.spec import format_duration
 from ..runs.status import load_status
 from .display import print_rows
@@ -148,7 +148,7 @@ def logs(uri: str, job: str, attempt: int | None, follow: bool) -> None:
     while True:
         claim = read_claim(run.store)
         over = claim is None or claim.claim.state == "done" or is_stale(claim, run.store.now())
-        there = _attempts(run, job)
+        there = attempts_of(run, job)
         if attempt is None and not there and (over or not follow):
             raise NotFound(f"{uri}: {job} has no attempt yet, so there is no log")
         if not there and not waiting:
@@ -164,12 +164,6 @@ def logs(uri: str, job: str, attempt: int | None, follow: bool) -> None:
         if not follow or over:
             return
         time.sleep(0.5 if run.spec.platform == "local" else 5.0)
-
-
-def _attempts(run: Run, job: str) -> list[int]:
-    folder = attempts(job) + "/"
-    numbers = (entry.name.removeprefix(folder).partition("/")[0] for entry in run.store.list(folder))
-    return sorted({int(n) for n in numbers if n.isdigit()})
 
 
 def _print_from(run: Run, name: str, start: int, console: Console, lenient: bool) -> int:

@@ -17,15 +17,19 @@ from ..runs.run import Run
 _RESUMED_BY_RUNNING_AGAIN = (
     ExitCode.INFRASTRUCTURE,
     ExitCode.ENDED_ON_REQUEST,
-    ExitCode.LIMIT_SPENT,
     ExitCode.INTERRUPTED,
 )
 
 
 def summary(
-    run: Run, results: Mapping[str, StageResult], code: int, error: str, *, superseded: bool = False
+    run: Run, results: Mapping[str, StageResult], code: int, error: str, *, superseded: bool = False, stage: str = ""
 ) -> list[str]:
-    """What happened, what came out, and what to do now. `superseded`: somebody else drives the run."""
+    """What happened, what came out, and what to do now.
+
+    Args:
+      superseded: somebody else drives the run.
+      stage: the one that failed, if one did.
+    """
     lines = ["", f"run            {run.uri}"]
     events = EventReader(run.store).all()
     story = goodput.measure(events, datetime.now(UTC))
@@ -56,8 +60,14 @@ def summary(
         lines.append(f"follow it      elastic-tpu status --watch {shlex.quote(run.uri)}")
     elif code in _RESUMED_BY_RUNNING_AGAIN:
         lines.append(f"go on with     elastic-tpu run {shlex.quote(run.uri)}")
+    elif code == ExitCode.LIMIT_SPENT:
+        lines.append("go on with     a larger limit, under another run.name: the spec of a run never changes")
+        lines.append(f"look into      elastic-tpu report {shlex.quote(run.uri)}")
+    elif code == ExitCode.GATE_FAILED:
+        lines.append(f"look into      elastic-tpu report {shlex.quote(run.uri)}")
     elif code:
-        lines.append(f"look into      elastic-tpu logs {shlex.quote(run.uri)}")
+        job = f" --job {stage}" if stage in ("export", "evaluate") else ""
+        lines.append(f"look into      elastic-tpu logs {shlex.quote(run.uri)}{job}")
     return lines
 
 
@@ -69,12 +79,13 @@ def _evaluation(run: Run) -> list[str]:
         report = judge_gate(run, evaluation)
     except ElasticTPUError as error:
         return [f"evaluation     {error}"]
+    invalid = [f"evaluation     INVALID: {why}" for why in report.invalid]
     heldout = evaluation["metrics"].get("heldout")
     if not heldout:
-        return []
+        return invalid
     lines = [
         f"held-out       loss {heldout['loss']:.4f} a token, perplexity {heldout['perplexity']:.2f}, "
         f"{heldout['bits_per_byte']:.3f} bits a byte",
         f"               {heldout['tokens']} tokens; a model that knows nothing: loss {heldout['uniform_loss']:.4f}",
     ]
-    return lines + [f"gate           {line}" for line in report.lines]
+    return lines + invalid + [f"gate           {line}" for line in report.lines]

@@ -26,18 +26,13 @@ from airflow.triggers.base import BaseTrigger, TriggerEvent
 
 from ..runs.errors import ElasticTPUError, ExitCode, Infrastructure, Unreachable
 from ..runs.verdict import Verdict
-from .evaluate_checkpoint.step import STEP as EVALUATE
-from .export_checkpoint.step import STEP as EXPORT
 from .outcomes import error_of
-from .provision_slices.step import STEP as PROVISION
-from .release_slices.step import STEP as RELEASE
 from .stage import Stage, StageResult, Step, open_stage
-from .train_elastic.step import STEP as TRAIN
+from .steps import STEPS
 
 HOLDER = "{{ dag.dag_id }}/{{ run_id }}"
 """Who drives a run, as a template: the DAG run, so all tasks of it act as one."""
 
-_STEPS: dict[str, Step] = {step.name: step for step in (PROVISION, TRAIN, RELEASE, EXPORT, EVALUATE)}
 _RETRIED = (ExitCode.INFRASTRUCTURE, ExitCode.EVICTED)
 _XCOM_BYTES = 2000
 _TEXT = 1000  # characters of a reason that go through Airflow's database; whole in the run directory and the log
@@ -68,7 +63,7 @@ class Submitted:
 
     def open(self) -> Stage:
         """The stage, in the term that it was submitted in."""
-        return open_stage(_STEPS[self.step], self.run, self.holder, self.instance, term=self.term)
+        return open_stage(STEPS[self.step], self.run, self.holder, self.instance, term=self.term)
 
 
 class StageTrigger(BaseTrigger):
@@ -185,7 +180,7 @@ class StageOperator(BaseOperator):
             if stage.poll().done:
                 return small(stage.collect())
             if not verdict.done:
-                stage.cancel(0.0, by=f"execution_timeout of {submitted.instance}")
+                stage.cancel(0.0, by=f"execution_timeout of {submitted.instance} ({self.holder})")
                 raise AirflowFailException(
                     f"execution_timeout is spent; {self.step.name} was asked to save and end. Clear the task to go on "
                     "from the newest proven checkpoint, with a longer execution_timeout"

@@ -29,13 +29,23 @@ class StageClaim:
         """The driver's term."""
         return self._driver.term
 
-    def take(self) -> None:
-        """Become the driver, or raise HeldByAnother; a stop of what this very instance drives is not undone."""
-        from ..runs.claim import read_claim
+    def take(self, first: bool = True) -> None:
+        """Become the driver, or raise HeldByAnother.
+
+        A stop of what this very instance drives is not undone. Nor is one that somebody else than the holder asked
+        for, unless this is the `first` stage of a pipeline, which begins anew.
+        """
+        from ..runs.claim import is_stale, read_claim
 
         seen = read_claim(self._store)
-        if seen is not None and seen.claim.state == "stop" and (seen.claim.holder, seen.claim.instance) == self._me:
-            raise EndedOnRequest(f"stop asked for by {seen.claim.by or seen.claim.holder}; nothing more is started")
+        if seen is not None and seen.claim.state == "stop":
+            claim, (holder, _) = seen.claim, self._me
+            by = claim.by or claim.holder
+            others = claim.grace == 0 and holder not in by and not is_stale(seen, self._store.now())
+            if (claim.holder, claim.instance) == self._me:
+                raise EndedOnRequest(f"stop asked for by {by}; nothing more is started")
+            if claim.holder == holder and others and not first and not self._take_over:
+                raise EndedOnRequest(f"stop asked for by {by}; nothing more is started, begin anew with provision")
         self._driver.take(self._take_over)
         self._renewed = time.monotonic()
 

@@ -40,7 +40,7 @@ class JobStage:
         self._verdict: Verdict | None = None
 
     def submit(self) -> None:
-        self._claim.take() if self.step.claim == "take" else self._claim.join()
+        self._claim.take(first=False) if self.step.claim == "take" else self._claim.join()
         if self._skipped:
             return
         self._wait_until_stopped()
@@ -81,12 +81,13 @@ class JobStage:
             self._claim.done()
         return result
 
-    def cancel(self, grace: float, by: str = "", now: bool = False) -> None:
+    def cancel(self, grace: float, by: str = "", now: bool = False) -> bool:
         if grace and self.step.claim == "join":
-            return  # a drained step: its CPU job goes on, and the step that follows adopts it
+            return False  # a drained step: its CPU job goes on, and the step that follows adopts it
         self._claim.stop(grace, by)
         if now or self.name != "train" or self.platform.observe(self.job).state == "queued":
             self.platform.cancel(self.job, now)  # no trainer is there that would read the stop
+        return True
 
     @property
     def uri(self) -> str | None:

@@ -16,33 +16,26 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from .. import __version__
 from ..runs.errors import ElasticTPUError, ExitCode, Infrastructure, Unreachable
-from .evaluate_checkpoint.step import STEP as EVALUATE
-from .export_checkpoint.step import STEP as EXPORT
 from .notes import INSTANCE, TAKE_OVER, Note, NoteFile
-from .provision_slices.step import STEP as PROVISION
-from .release_slices.step import STEP as RELEASE
+from .patience import patiently
 from .stage import Stage, StageResult, Step, open_stage
-from .train_elastic.step import STEP as TRAIN
+from .steps import PROVISION, RELEASE, STEPS, TRAIN
 
 if TYPE_CHECKING:
     from ..runs.run import Run
 
-T = TypeVar("T")
-
 IMAGE = f"elastic-tpu:{__version__}"
 """The image of every component: this package of this very version, with its `kfp` extra."""
 
-STEPS: dict[str, Step] = {step.name: step for step in (PROVISION, TRAIN, RELEASE, EXPORT, EVALUATE)}
 _GRACE = 300.0  # seconds in which a rescheduled step undoes the stop of a signal: a drained node is not a user's wish
 _EVERY = 30.0  # seconds between lines of a log when nothing changes
-_STORAGE = 1800.0  # seconds without an answer of the storage that are "unknown, not lost", as recovery.storage_timeout
 _NOBODY = 0  # a term that no claim has
 _RELEASES = 4  # tries of a release: an orchestrator's own retry does not cover every failure
 
@@ -67,7 +60,10 @@ def run_step(name: str, run: str, holder: str, *, model: Any = None, metrics: An
         file = NoteFile(name)
         try:
             uri, result = _drive(step, run, holder)
-            _describe(uri, result, model, metrics, report)
+            try:
+                patiently(lambda: _describe(uri, result, model, metrics, report), say)
+            except Unreachable as error:
+                say(f"warning: the artifacts are not filled: {error}")  # the stage is complete even so
             note = Note(name, 0, "", result.summary, result.values)
         except Terminated:
             note = Note(name, int(ExitCode.EVICTED), "ended by SIGTERM")
@@ -93,7 +89,7 @@ def _drive(step: Step, run: str, holder: str) -> tuple[str | None, StageResult]:
     from tenacity import RetryCallState, Retrying, retry_if_exception_type, stop_after_attempt, wait_exponential
 
     def once() -> tuple[str | None, StageResult]:
-        stage = patiently(lambda: _open(step, run, holder))
+        stage = patiently(lambda: _open(step, run, holder), say)
         return stage.uri, follow(stage, progress=lambda: _progress(stage))
 
     def tell(state: RetryCallState) -> None:
@@ -134,35 +130,21 @@ def follow(
                 return patiently(stage.collect, tell, clock, sleep)
             text = f"{stage.name}: {verdict.phase}" + (f", {verdict.reason}" if verdict.reason else "")
             if text != last or clock() - said >= _EVERY:
-                more = progress()
+                more = ""
+                with suppress(Unreachable):  # only a word more for the log
+                    more = progress()
                 tell(text + (f", {more}" if more else ""))
                 last, said = text, clock()
             sleep(stage.interval)
     except Terminated:
         try:
-            stage.cancel(_GRACE, by="SIGTERM")
-            tell(f"{stage.name}: SIGTERM: stop written; the same run undoes it within {_GRACE:.0f} s")
+            if stage.cancel(_GRACE, by="SIGTERM"):
+                tell(f"{stage.name}: SIGTERM: stop written; the same run undoes it within {_GRACE:.0f} s")
+            else:
+                tell(f"{stage.name}: SIGTERM: nothing is stopped; the same run goes on with it")
         except ElasticTPUError as error:
             tell(f"{stage.name}: SIGTERM: no stop was written: {error}")
         raise
-
-
-def patiently(
-    call: Callable[[], T],
-    tell: Callable[[str], None] = say,
-    clock: Callable[[], float] = time.monotonic,
-    sleep: Callable[[float], None] = time.sleep,
-) -> T:
-    """Call again while the storage does not answer: a launcher only waits, the trainer goes on meanwhile."""
-    began = clock()
-    while True:
-        try:
-            return call()
-        except Unreachable as error:
-            if clock() - began > _STORAGE:
-                raise
-            tell(f"waiting for the storage: {error}")
-            sleep(_EVERY / 3)
 
 
 def _open(step: Step, run: str, holder: str) -> Stage:

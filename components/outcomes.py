@@ -80,8 +80,8 @@ def _evaluate_result(run: Run, evaluation: Any) -> StageResult:
     if not report.passed:
         from ..runs.events import EventLog
 
-        EventLog(run.store, "stage").write("gate.failed", lines=[str(line) for line in report.lines])
-        raise GateFailed("the gate did not pass: " + "; ".join(str(line) for line in report.lines if not line.ok))
+        EventLog(run.store, "stage").write("gate.failed", lines=list(report.problems))
+        raise GateFailed("the gate did not pass: " + "; ".join(report.problems))
     heldout = evaluation["metrics"].get("heldout", {})
     return StageResult("evaluate", f"held-out loss {heldout.get('loss', float('nan')):.4f}", values)
 
@@ -116,5 +116,6 @@ def error_of(verdict: Verdict) -> ElasticTPUError:
         ExitCode.LIMIT_SPENT: LimitSpent,
     }
     error = kinds.get(verdict.code, ElasticTPUError)(verdict.reason or verdict.outcome)
-    error.code = ExitCode(verdict.code) if verdict.code in set(ExitCode) else ExitCode.BUG
+    # Code 0 is no failure's: a job that ended well and left no proof is a bug.
+    error.code = ExitCode(verdict.code) if verdict.code and verdict.code in set(ExitCode) else ExitCode.BUG
     return error

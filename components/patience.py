@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import time
 from collections.abc import Callable
 from typing import TypeVar
 
@@ -10,6 +11,37 @@ from ..runs.errors import Unreachable
 from ..runs.verdict import Verdict
 
 S = TypeVar("S")
+T = TypeVar("T")
+
+STORAGE = 1800.0  # seconds without an answer that are "unknown, not lost", as recovery.storage_timeout
+_PAUSE = 10.0  # seconds between two calls
+
+
+def patiently(
+    call: Callable[[], T],
+    tell: Callable[[str], None],
+    clock: Callable[[], float] = time.monotonic,
+    sleep: Callable[[float], None] = time.sleep,
+    *,
+    limit: float = STORAGE,
+) -> T:
+    """Call again while there is no answer: a launcher only waits, the trainer goes on meanwhile.
+
+    Args:
+      limit: seconds after which it is given up.
+
+    Raises:
+      Unreachable: the limit is spent.
+    """
+    began = clock()
+    while True:
+        try:
+            return call()
+        except Unreachable as error:
+            if clock() - began > limit:
+                raise
+            tell(f"waiting for the storage: {error}")
+            sleep(_PAUSE)
 
 
 def patient(poll: Callable[[S], Verdict]) -> Callable[[S], Verdict]:

@@ -8,9 +8,10 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import asdict
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
-from ..runs.errors import ExitCode, HeldByAnother, Infrastructure
+from ..runs.errors import ElasticTPUError, ExitCode, HeldByAnother, Infrastructure
 from ..runs.verdict import Verdict
 from .claimed import StageClaim
 from .outcomes import StageResult, error_of, interval_of, nothing_left_to_do
@@ -33,6 +34,7 @@ class SliceStage:
         self.interval = interval_of(run)
         self.name = step.name
         self._since = time.monotonic()
+        self._asked: datetime | None = None
         self._verdict: Verdict | None = None
         self._report: Any = None
         self._refused: str | None = None
@@ -92,15 +94,31 @@ class SliceStage:
             return Verdict("done", "complete", evidence=evidence, reason=seen.detail)
         if seen.state in ("requested", "partly"):
             limit = self.run.spec.limits.start
-            if time.monotonic() - self._since > limit:
+            if self._waited() > limit:
                 reason = f"limits.start ({limit:.0f} s) is spent: {seen.detail}"
                 return Verdict("done", "failed", "user", ExitCode.LIMIT_SPENT, reason, evidence)
             return Verdict("starting", reason=seen.detail, evidence=evidence)
         return Verdict("done", "failed", "relaunch", ExitCode.INFRASTRUCTURE, seen.detail or "no slices", evidence)
 
+    def _waited(self) -> float:
+        """Seconds since the slices were asked for, by whichever process; since this one looks, if they were there."""
+        from ..runs.events import EventReader
+
+        here = time.monotonic() - self._since
+        if self._asked is None:
+            events = EventReader(self.run.store).all()
+            asked = max((e.time for e in events if e.kind == "slice.requested"), default=None)
+            ready = max((e.time for e in events if e.kind == "slice.ready"), default=None)
+            if asked is None or (ready is not None and ready > asked):
+                return here
+            self._asked = asked
+        return max(here, (datetime.now(UTC) - self._asked).total_seconds())
+
     @reported
     def collect(self) -> StageResult:
         verdict = self._verdict or self.poll()
+        if not verdict.done:
+            raise ElasticTPUError(f"{self.name} is not over ({verdict.phase}{verdict.reason and ', '}{verdict.reason})")
         if verdict.outcome != "complete":
             raise error_of(verdict)
         if self.name == "release":
@@ -117,11 +135,12 @@ class SliceStage:
         gone = f"slices released: {released} of {wanted}" if released else "slices released: none were held"
         return StageResult("release", gone, {"run": self.run.uri, **asdict(report)})
 
-    def cancel(self, grace: float, by: str = "", now: bool = False) -> None:
+    def cancel(self, grace: float, by: str = "", now: bool = False) -> bool:
         del now  # nothing runs yet that could save
         if self.name == "release":
-            return  # giving back is what a cancel would ask for
+            return False  # giving back is what a cancel would ask for
         self._claim.stop(grace, by)
+        return True
 
     @property
     def uri(self) -> str | None:

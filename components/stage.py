@@ -78,10 +78,10 @@ class Stage(Protocol):
     def collect(self) -> StageResult:
         """The result, once `poll` said done; raises the error that the verdict stands for."""
 
-    def cancel(self, grace: float, by: str = "", now: bool = False) -> None:
+    def cancel(self, grace: float, by: str = "", now: bool = False) -> bool:
         """Stop what the stage is for, if the run is mine; a take by the same holder in `grace` seconds undoes it.
 
-        With `now` the job gets no time to save.
+        With `now` the job gets no time to save. Returns whether a stop was asked for: some have nothing to stop.
         """
 
     @property
@@ -153,5 +153,6 @@ class NothingStarted:
         """Nothing was there."""
         return StageResult(self.name, "no run was started; nothing to do")
 
-    def cancel(self, grace: float, by: str = "", now: bool = False) -> None:
+    def cancel(self, grace: float, by: str = "", now: bool = False) -> bool:
         """Nothing."""
+        return False

@@ -112,6 +112,6 @@ def require_complete(run: Run) -> None:
         found, why = proof(run)
         if found is None:
             raise ElasticTPUError(f"{run.uri} is not complete: {what} is not proven: {why}")
-    failed = [str(line) for line in judge_gate(run, found).lines if not line.ok] if run.spec.evaluate else []
-    if failed:
-        raise GateFailed(f"{run.uri}: the gate did not pass: {'; '.join(failed)}")
+    problems = judge_gate(run, found).problems if run.spec.evaluate else ()
+    if problems:
+        raise GateFailed(f"{run.uri}: the gate did not pass: {'; '.join(problems)}")

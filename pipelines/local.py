@@ -17,13 +17,15 @@ import sys
 import tempfile
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 
-from ..components.kfp import STEPS, term_of
+from ..components.kfp import term_of
 from ..components.notes import INSTANCE, NOTES, TAKE_OVER, Note, read_notes
 from ..components.outcomes import error_of
 from ..components.stage import StageResult, open_stage
+from ..components.steps import STEPS
 from ..runs.claim import this_instance
 from ..runs.errors import BadInput, ExitCode
 from ..runs.run import Run, local_folder
@@ -68,6 +70,11 @@ class LocalPipeline:
         """What the steps came to, by name; of two releases the first, which found the slices."""
         complete = [note for note in reversed(self._notes) if note.code == 0]
         return {note.step: StageResult(note.step, note.summary, dict(note.values)) for note in complete}
+
+    @property
+    def failed(self) -> str:
+        """The first step that is not complete, or none."""
+        return next((note.step for note in self._notes if note.code != 0), "")
 
     def submit(self) -> None:
         """Start kfp.local.
@@ -116,20 +123,20 @@ class LocalPipeline:
             raise error_of(self._verdict)
         return StageResult("pipeline", f"{len(self._notes)} steps complete")
 
-    def cancel(self, grace: float, by: str = "", now: bool = False) -> None:
+    def cancel(self, grace: float, by: str = "", now: bool = False) -> bool:
         """Cancel the step that is under way; it ends by itself, and the exit task gives the slices back."""
         if self.term is None:
-            return  # no step has taken the run yet, or another took it over
+            return False  # no step has taken the run yet, or another took it over
         self._notes = read_notes(self._folder / "steps")
-        open_stage(STEPS[self.name], self._run.uri, self._holder, self._instance).cancel(grace, by, now)
+        return open_stage(STEPS[self.name], self._run.uri, self._holder, self._instance).cancel(grace, by, now)
 
     def close(self) -> None:
         """End kfp.local and the step that it runs, if they are there."""
         if self._process is None:
             return
-        if self._process.poll() is None:
+        with suppress(ProcessLookupError):  # though kfp.local is over: a step of it may not be
             os.killpg(self._process.pid, signal.SIGKILL)
-            self._process.wait()
+        self._process.wait()
         assert self._process.stdin is not None
         self._process.stdin.close()
 

@@ -144,7 +144,8 @@ class Driver:
         return self.renew()
 
     def renew(self) -> Claim:
-        """Keep the claim from going stale; a ``state`` of stop or done is returned as it is and never undone.
+        """Keep the claim from going stale; a ``state`` of stop or done is never undone: a stop that is carried out is
+        renewed as it is, a done claim is left alone.
 
         Raises:
           EndedOnRequest: another took the run over: end WITHOUT cancelling anything.
@@ -152,7 +153,10 @@ class Driver:
 
         def change(claim: Claim, lost: bool) -> Claim | None:
             # A write of my own term that came first has renewed the claim as well.
-            return None if lost or claim.state != "held" else claim.model_copy(update={"nonce": self._new_nonce()})
+            if lost or claim.state == "done":
+                return None
+            # A stop keeps its nonce: the trainer counts the grace from when it first saw this very stop.
+            return claim if claim.state == "stop" else claim.model_copy(update={"nonce": self._new_nonce()})
 
         return self._change(change)[0]
 

@@ -74,6 +74,11 @@ class GateReport:
         """Whether the model may go on: every condition holds and the evaluation is valid."""
         return self.outcome == "passed"
 
+    @property
+    def problems(self) -> tuple[str, ...]:
+        """Why it did not pass; empty exactly when it did."""
+        return (*(f"invalid: {why}" for why in self.invalid), *(str(line) for line in self.lines if not line.ok))
+
     def __str__(self) -> str:
         return "\n".join([f"gate {self.outcome}", *(f"INVALID {why}" for why in self.invalid), *map(str, self.lines)])
 

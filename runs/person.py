@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import getpass
-import hashlib
 import socket
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +11,7 @@ from . import load, records
 from .claim import read_claim
 from .errors import BadInput, ExitCode, NotFound
 from .result import read_result
-from .run import STATUS, Run, create_run, open_run
+from .run import STATUS, Run, create_run, open_run, start_record
 from .spec import is_bucket
 from .status import load_status
 from .store import open_store
@@ -46,8 +45,7 @@ def start(source: str, who: str) -> Started:
         run = create_run(spec)
         return Started(run, read_claim(run.store) is not None)
     starts = open_store(spec.run.output)
-    key = hashlib.sha256(f"{who}\n{spec.run.name}".encode()).hexdigest()[:16]
-    record = f".starts/{key}.json"
+    record = start_record(f"{who}\n{spec.run.name}")
     try:
         last = open_run(records.load(starts.read(record).data, record)["run"])
         same = last.spec.model_copy(update={"run": spec.run}) == spec

@@ -12,6 +12,7 @@ from typing import Any
 
 from . import load, records
 from .errors import BadInput, Exists, NotFound, Problem
+from .events import EventLog
 from .spec import RunSpec, is_bucket
 from .store import Store, open_store
 
@@ -40,6 +41,13 @@ def proof(step: int) -> str:
 def export(step: int) -> str:
     """Folder of an exported model."""
     return f"export/{step}"
+
+
+def attempts_of(opened: Run, job: str) -> list[int]:
+    """Numbers of a job's attempts so far, in order."""
+    folder = attempts(job) + "/"
+    numbers = (entry.name.removeprefix(folder).partition("/")[0] for entry in opened.store.list(folder))
+    return sorted({int(number) for number in numbers if number.isdigit()})
 
 
 @dataclass(frozen=True)
@@ -125,7 +133,9 @@ def create_run(spec: RunSpec) -> Run:
                 ]
             ) from None
         return there
-    return Run(spec.uri, store, spec)
+    created = Run(spec.uri, store, spec)
+    EventLog(store, "run").write("run.created", spec_hash=created.spec_hash)
+    return created
 
 
 def _refuse_foreign(store: Store) -> None:
@@ -155,6 +165,11 @@ def differences(old: RunSpec, new: RunSpec) -> list[tuple[str, object, object]]:
     return found
 
 
+def start_record(who: str) -> str:
+    """Where, below the output, it is on record which run somebody started from a name with a template."""
+    return f".starts/{hashlib.sha256(who.encode()).hexdigest()[:16]}.json"
+
+
 def start_run(source: str, holder: str) -> Run:
     """From a spec to its run, the same one for every caller with this holder (contracts.md 2).
 
@@ -164,7 +179,7 @@ def start_run(source: str, holder: str) -> Run:
     if not load.has_template(spec):
         return create_run(spec)
     starts = open_store(spec.run.output)
-    record = f".starts/{hashlib.sha256(holder.encode()).hexdigest()[:16]}.json"
+    record = start_record(holder)
     expanded = load.expand_name(spec, holder)
     try:
         starts.create(record, records.dump({"run": expanded.uri, "holder": holder}))
@@ -177,22 +192,31 @@ def start_run(source: str, holder: str) -> Run:
 def find_run(source: str, holder: str) -> Run | None:
     """The run behind a stage's `run` parameter: a run directory, or a spec that was started by this holder.
 
-    None when the spec was never started: nothing to release.
+    None when the spec was never started: nothing to release. A run of that name that was started from another spec is
+    somebody else's, unless this holder drives it and the spec was edited meanwhile.
     """
     if not source.endswith((".yaml", ".yml")):
         return open_run(source)
     spec = load.read_spec(source, with_inputs=False)
     if load.has_template(spec):
-        record = f".starts/{hashlib.sha256(holder.encode()).hexdigest()[:16]}.json"
+        record = start_record(holder)
         try:
-            return open_run(records.load(open_store(spec.run.output).read(record).data, record)["run"])
+            uri = str(records.load(open_store(spec.run.output).read(record).data, record)["run"])
         except NotFound:
             return None
-    try:
-        open_store(spec.uri).read(SPEC)
-    except NotFound:
+        return open_run(uri) if _is_there(uri) else None  # whoever wrote the record may have got no further
+    if not _is_there(spec.uri):
         return None
-    return open_run(spec.uri)
+    found = open_run(spec.uri)
+    return found if found.spec_hash == spec.hash() or (found.read(CLAIM) or {}).get("holder") == holder else None
+
+
+def _is_there(uri: str) -> bool:
+    try:
+        open_store(uri).read(SPEC)
+    except NotFound:
+        return False
+    return True
 
 
 def local_folder(run: Run) -> str | None:

@@ -7,7 +7,7 @@ import socket
 from pathlib import Path
 from typing import Any
 
-from ...runs.errors import Infrastructure
+from ...runs.errors import Infrastructure, Unreachable
 
 
 def control_socket(folder: Path, name: str) -> Path:
@@ -19,7 +19,8 @@ def ask(path: Path, call: str, timeout: float = 5.0, **arguments: Any) -> dict[s
     """Ask a supervisor; None when there is none.
 
     Raises:
-      Infrastructure: it is there and does not answer, or refused.
+      Unreachable: it is there and has not answered in `timeout` seconds: it may be busy.
+      Infrastructure: it refused, or the connection failed.
     """
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     connection.settimeout(timeout)
@@ -28,6 +29,9 @@ def ask(path: Path, call: str, timeout: float = 5.0, **arguments: Any) -> dict[s
     except (FileNotFoundError, ConnectionRefusedError):
         connection.close()
         return None
+    except (BlockingIOError, TimeoutError) as error:  # its queue is full
+        connection.close()
+        raise Unreachable(f"the supervisor at {path} is too busy for {call!r} ({error})") from error
     try:
         # Nothing is buffered on the way out: closing a buffer that a Ctrl-C left half written would write again, fail
         # on the closed connection, and so turn the interrupt into "there is no supervisor".
@@ -36,6 +40,8 @@ def ask(path: Path, call: str, timeout: float = 5.0, **arguments: Any) -> dict[s
             line = stream.readline()
     except (ConnectionResetError, BrokenPipeError):
         return None  # it ended with the question in its queue
+    except TimeoutError as error:
+        raise Unreachable(f"the supervisor at {path} has not answered {call!r} for {timeout:.0f} s") from error
     except OSError as error:
         raise Infrastructure(f"the supervisor at {path} did not answer {call!r} ({error})") from error
     if not line:

@@ -34,7 +34,7 @@ class SupervisedJob:
         self.exit_code: int | None = None
         self.reason = ""
         self._restarts = 0
-        self._proven_at_restart: int | None = None
+        self._proven_at_restart = -1  # the newest step there ever was; -1 before the first
         self._again_at: float | None = None
         self._kill_at: float | None = None
         self._began = 0
@@ -60,14 +60,15 @@ class SupervisedJob:
                 _log.error("%s", self.reason)
 
     def stop(self, grace: float) -> None:
-        """SIGTERM now, SIGKILL after `grace` seconds; of several calls the shortest grace counts."""
+        """SIGTERM at the first call, SIGKILL after `grace` seconds; of several calls the shortest grace counts."""
+        first = self._kill_at is None
         kill_at = time.monotonic() + grace
         self._kill_at = kill_at if self._kill_at is None else min(self._kill_at, kill_at)
         self._again_at = None
         if self.process is None:
             self.over = True
-        else:
-            self.process.terminate()
+        elif first:
+            self.process.terminate()  # once: a second one would interrupt what the first made it do
 
     def tick(self, wanted: bool) -> None:
         """Look at the process once."""
@@ -93,8 +94,8 @@ class SupervisedJob:
     def _ended(self, code: int, wanted: bool, stopped: bool) -> None:
         assert self.process is not None
         if self.name == "train":
-            newest = max(proof.recorded_steps(self.run.store), default=None)
-            if newest != self._proven_at_restart:
+            newest = max(proof.recorded_steps(self.run.store), default=-1)
+            if newest > self._proven_at_restart:  # a checkpoint that was set aside is no progress
                 self._restarts, self._proven_at_restart = 0, newest
         decision = relaunch.decide(code, self._restarts, self.run.spec.patience.head_restarts, wanted, stopped)
         last_words = tail(self.log, self._began)
@@ -126,7 +127,7 @@ class SupervisedJob:
             "tail": last_words,
         }
         folder = run.attempts(self.name)
-        newest = newest_attempt(self.run, self.name)
+        newest = max(run.attempts_of(self.run, self.name), default=0)
         number = next((n for n in range(newest, 0, -1) if self._started(n) == self.process.pid), None)
         if number is None:
             number = newest + 1  # it died before it could register itself
@@ -156,13 +157,6 @@ class SupervisedJob:
             "relaunching": self._again_at is not None,
             "restarts": self._restarts,
         }
-
-
-def newest_attempt(opened: Run, job: str) -> int:
-    """The number of a job's newest attempt, 0 before the first."""
-    folder = run.attempts(job) + "/"
-    names = (entry.name.removeprefix(folder).partition("/")[0] for entry in opened.store.list(folder))
-    return max((int(name) for name in names if name.isdigit()), default=0)
 
 
 def tail(path: Path, start: int = 0, lines: int = 12) -> str:

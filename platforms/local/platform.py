@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import signal
@@ -9,24 +10,26 @@ import socket
 import subprocess
 import sys
 import time
-from contextlib import suppress
-from pathlib import Path
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from typing import Any, Literal
 
 from ...runs import records, run
-from ...runs.errors import BadInput, Exists, Infrastructure, Problem
+from ...runs.claim import is_stale, read_claim
+from ...runs.errors import BadInput, Exists, Infrastructure, Problem, Unreachable
 from ...runs.events import EventLog
 from ...runs.run import Run
+from ...runs.spec import format_duration
 from ...runs.verdict import Observation
 from ..base import Job, ReleaseReport, SliceState
 from .control import ask, control_socket
-from .job import newest_attempt, tail
+from .job import tail
 from .processes import ProcessId, identify
 from .slices import runtime_folder
 
-_START = 90.0  # seconds a supervisor may take until it answers; one before it that is ending is waited for
+_START = 210.0  # seconds a supervisor may take until it answers; one before it that is ending is waited for
 _SILENT = 5.0  # seconds a supervisor may be there without an answer: it starts, or is about to end
-_END = 60.0  # seconds a release may take: the trainer's grace, and some
+_END = 150.0  # seconds a release may take: the trainer's grace, and some
 
 
 class LocalPlatform:
@@ -83,27 +86,28 @@ class LocalPlatform:
         record = self._run.read(run.SLICES) or {}
         existed: list[str] = []
         left: list[str] = []
-        for name in ("slices", "export", "evaluate") if jobs else ("slices",):
+        names = ("slices", "export", "evaluate") if jobs else ("slices",)
+        for name in names:
             try:
                 state = self._state(name)
                 if state is not None:
                     ask(control_socket(self._folder, name), "release", why="released")
-                patience = _END
-            except Infrastructure:
-                state, patience = None, 0.0  # it is there and does not answer
-            alive = self._wait_gone(self._pids(name, state), patience)
-            for process in alive:  # it did not end in order, so it ends, and its children with it
-                with suppress(ProcessLookupError):
-                    os.kill(process.pid, signal.SIGKILL)
-            if state is not None:
-                existed += self._names(name, state)
-            elif alive:
-                existed.append(f"supervisor of {name}, which did not answer")
+                    existed += self._names(name, state)
+                processes = self._pids(name, state)
+            except Infrastructure:  # it is there and does not answer; a signal reaches it even so
+                processes = [p for p in self._pids(name, None) if p.alive()]
+                existed += [f"supervisor of {name}, which did not answer"] if processes else []
+                _signal(processes, signal.SIGTERM)
+            alive = self._wait_gone(processes, _END)
+            _signal(alive, signal.SIGKILL)  # it did not end in order, so it ends, and its children with it
             left += [f"pid {p.pid}" for p in self._wait_gone(alive, 5.0)]
-        if record and not left and record.get("state") != "released":
-            self._mark_released(record, existed)
-        if not left:
-            self._tidy(jobs)
+        for name in names if not left else ():
+            with self._unserved(name) as unserved:
+                if not unserved:
+                    continue  # a successor serves already, and what is there is its own
+                if name == "slices" and record and record.get("state") != "released":
+                    self._mark_released(record, existed)
+                self._tidy(name)
         return ReleaseReport(tuple(existed), tuple(existed) if not left else (), tuple(left))
 
     def launch(self, job: Job) -> None:
@@ -132,7 +136,7 @@ class LocalPlatform:
             if running["relaunching"]:
                 return Observation("over", relaunching=True, detail=running["reason"], evidence=evidence)
             return Observation("running", evidence=evidence)
-        number = newest_attempt(self._run, job.name)
+        number = max(run.attempts_of(self._run, job.name), default=0)
         if number == 0:
             return Observation("absent")
         ended = self._run.read(f"{run.attempts(job.name)}/{number}/exit.json")
@@ -171,7 +175,7 @@ class LocalPlatform:
             if state is not None or not any(p.alive() for p in self._pids(name, None)):
                 return state
             if time.monotonic() > deadline:
-                raise Infrastructure(
+                raise Unreachable(
                     f"the supervisor of {name} is there and does not answer; its log is {self._folder / name}.log"
                 )
             time.sleep(0.02)
@@ -206,8 +210,13 @@ class LocalPlatform:
         record = self._run.read(run.SLICES)
         here = socket.gethostname()
         if record and record.get("state") != "released" and record.get("host", here) != here:
+            seen = read_claim(self._run.store)
+            if seen is None or seen.claim.state == "done" or is_stale(seen, self._run.store.now()):
+                return  # nobody has driven it for so long that they have ended themselves, or their host is gone
+            unclaimed = format_duration(self._run.spec.local.unclaimed)
             raise Infrastructure(
-                f"the slices of this run are processes of host {record['host']}, this is {here}; go there"
+                f"the slices of this run are processes of host {record['host']}, this is {here}; go there, or, if that "
+                f"host is gone: `elastic-tpu release {self._run.uri}` here, once nobody has driven it for {unclaimed}"
             )
 
     def _pids(self, name: str, state: dict[str, Any] | None) -> list[ProcessId]:
@@ -245,13 +254,27 @@ class LocalPlatform:
         for index in range(self._run.spec.slices.count):
             self._events.write("slice.released", slice=index, with_supervisor=not existed)
 
-    def _tidy(self, jobs: bool) -> None:
-        for path in list(self._folder.glob("*")) if self._folder.exists() else []:
-            of_slices = path.suffix == ".sock" or path == control_socket(self._folder, "slices")
-            if of_slices or (jobs and path.suffix == ".ctl"):
-                path.unlink(missing_ok=True)
+    @contextmanager
+    def _unserved(self, name: str) -> Iterator[bool]:
+        """Whether no supervisor of that name is there, and none comes in the meantime."""
+        if not self._folder.exists():
+            yield True  # none was ever started since the machine was
+            return
+        with (self._folder / f"{name}.lock").open("a+") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                yield False
+                return
+            yield True
+
+    def _tidy(self, name: str) -> None:
+        control_socket(self._folder, name).unlink(missing_ok=True)
+        for path in self._folder.glob("*.sock") if name == "slices" else ():
+            path.unlink(missing_ok=True)
 
 
-def log_folder(opened: Run) -> Path:
-    """Where the supervisors' own logs are."""
-    return runtime_folder(opened.run_id)
+def _signal(processes: list[ProcessId], signum: signal.Signals) -> None:
+    for process in processes:
+        with suppress(ProcessLookupError):
+            os.kill(process.pid, signum)

@@ -11,6 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import IO
 
+from ...runs.claim import process_lives
+
 _PR_SET_PDEATHSIG = 1
 
 
@@ -23,16 +25,7 @@ class ProcessId:
 
     def alive(self) -> bool:
         """Whether this very process still runs; a zombie does not."""
-        import psutil
-
-        try:
-            process = psutil.Process(self.pid)
-            same = abs(process.create_time() - self.started) < 1.0
-            return same and bool(process.status() != psutil.STATUS_ZOMBIE)
-        except psutil.NoSuchProcess:
-            return False
-        except psutil.AccessDenied:
-            return True
+        return process_lives(f"{self.pid}:{self.started}")
 
 
 def identify(pid: int) -> ProcessId:

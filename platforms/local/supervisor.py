@@ -36,7 +36,7 @@ from .workers import Workers
 
 _log = logging.getLogger("elastic_tpu.supervisor")
 _TICK = 0.05  # seconds between looks at children; a death wakes it sooner
-_GRACE = 30.0  # seconds a trainer has to save after SIGTERM
+_GRACE = 120.0  # seconds a trainer has to save after SIGTERM
 
 
 class Supervisor:
@@ -55,6 +55,7 @@ class Supervisor:
         self._born = time.monotonic()
         self._faults = self._pending_faults() if self.count else []
         self._step_checked = 0.0
+        self._unwritten = False  # something of the workers changed that slices.json does not say yet
 
     # -- what a launcher may ask ------------------------------------------------------------------------------
 
@@ -88,7 +89,6 @@ class Supervisor:
             "ending": self.ending,
             "ready": self.workers.ready,
             "wanted": self.count,
-            "given_up": self.workers.given_up,
             "workers": self.workers.records(),
             "job": self.job.record() if self.job else None,
         }
@@ -105,8 +105,11 @@ class Supervisor:
 
     def tick(self) -> bool:
         """One look; False when everything has ended."""
-        if self.ending is None and self.workers.tick():
-            self.write_slices("ready" if self.workers.ready == self.count else "partly")
+        if self.ending is None:
+            self._unwritten |= self.workers.tick()
+            if self._unwritten:
+                self.write_slices("ready" if self.workers.ready == self.count else "partly")
+                self._unwritten = False
         if self.job is not None:
             self.job.tick(wanted=self.ending is None)
         if self.ending is None:
@@ -159,9 +162,9 @@ class Supervisor:
         for index in list(self._faults):
             fault = self.run.spec.local.faults[index]
             if status.step >= fault.after_step:
-                self._faults.remove(index)
                 body = {"time": records.timestamp(), "step": status.step, "slice": fault.slice}
                 self.run.store.put(f"local/faults/{index}.json", records.dump(body))
+                self._faults.remove(index)  # once it is on record: a storage that does not answer loses no fault
                 self._kill(fault.slice, fault.down, fault=index)
 
     def _watch_claim(self) -> None:
@@ -243,7 +246,10 @@ def _lock(path: Path, control: Path) -> IO[str] | None:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             break
         except BlockingIOError:
-            state = ask(control, "state")
+            try:
+                state = ask(control, "state")
+            except Unreachable:
+                state = None  # it is busy, with its end perhaps
             if state is not None and not state["ending"]:
                 return None
             if time.monotonic() > deadline:

@@ -35,13 +35,16 @@ class Workers:
         self._announced = False
 
     def tick(self) -> bool:
-        """Reap, restart and announce; True when something changed."""
+        """Reap, restart and announce; True when something changed.
+
+        What happened is recorded first: where the storage does not answer, the next look sees it again.
+        """
         changed = False
         for index, worker in enumerate(self._workers):
             changed |= self._look(index, worker)
         if self.ready == len(self._workers) and not self._announced and self._workers:
-            self._announced = changed = True
             self._events.write("slice.ready", all=True, slices=list(range(len(self._workers))))
+            self._announced = changed = True
         return changed
 
     def _look(self, index: int, worker: _Worker) -> bool:
@@ -49,12 +52,11 @@ class Workers:
             code, pid = worker.process.returncode, worker.process.pid
             worker_socket(self._folder, index).unlink(missing_ok=True)
             down = self._restart_delay if worker.down is None else worker.down
-            worker.back_at = None if down == float("inf") else time.monotonic() + down
-            worker.process, worker.ready, worker.lost, worker.down = None, False, True, None
+            forever = down == float("inf")
             how = f"signal {-code}" if code < 0 else f"exit code {code}"
-            self._events.write(
-                "slice.lost", slice=index, pid=pid, how=how, back_in=None if worker.back_at is None else down
-            )
+            self._events.write("slice.lost", slice=index, pid=pid, how=how, back_in=None if forever else down)
+            worker.back_at = None if forever else time.monotonic() + down
+            worker.process, worker.ready, worker.lost, worker.down = None, False, True, None
             return True
         if worker.process is None:
             if worker.back_at is None or time.monotonic() < worker.back_at:
@@ -65,10 +67,9 @@ class Workers:
             worker.process = spawn_child([*argv, "--generation", str(worker.generation)], self._log)
             return True
         if not worker.ready and worker_socket(self._folder, index).exists():
-            worker.ready = True
             if worker.lost:
-                worker.lost = False
                 self._events.write("slice.back", slice=index, pid=worker.process.pid, generation=worker.generation)
+            worker.ready, worker.lost = True, False
             return True
         return False
 
@@ -76,11 +77,6 @@ class Workers:
     def ready(self) -> int:
         """How many answer."""
         return sum(w.ready for w in self._workers)
-
-    @property
-    def given_up(self) -> list[int]:
-        """Slices that will not come back."""
-        return [i for i, w in enumerate(self._workers) if w.process is None and w.back_at is None]
 
     def kill(self, index: int, down: float | None) -> int | None:
         """SIGKILL a slice's worker; it stays down for so many seconds (None: the usual delay). Returns its pid."""

@@ -45,6 +45,7 @@ class Scripted:
     """A stage that answers as told: a verdict, or an error to raise."""
 
     name, interval, term, uri = "train", 10.0, 1, None
+    stops = True
 
     def __init__(self, *looks: Verdict | BaseException, collects: Sequence[BaseException] = ()) -> None:
         self.looks, self.collects, self.cancelled = list(looks), list(collects), []
@@ -63,8 +64,9 @@ class Scripted:
             raise self.collects.pop(0)
         return StageResult("train", "well")
 
-    def cancel(self, grace: float, by: str = "", now: bool = False) -> None:
+    def cancel(self, grace: float, by: str = "", now: bool = False) -> bool:
         self.cancelled.append((grace, by, now))
+        return self.stops
 
 
 DONE = Verdict("done", "complete")
@@ -256,3 +258,26 @@ def test_a_stale_readme_is_named(tmp_path: Path, monkeypatch: Any, capsys: pytes
     (tmp_path / "train_elastic" / "README.md").write_text("old")
     assert describe.main(["--check"]) == 1
     assert "train_elastic/README.md is stale" in capsys.readouterr().err
+
+
+# ---- what is not the stage's own matter
+
+
+def test_a_storage_that_does_not_answer_for_the_progress_ends_nothing() -> None:
+    def progress() -> str:
+        raise Unreachable("no answer")
+
+    lines: list[str] = []
+    stage = Scripted(Verdict("running"), DONE)
+    assert adapter.follow(stage, progress=progress, tell=lines.append, sleep=lambda _: None).summary == "well"
+    assert lines == ["train: running"]
+
+
+@pytest.mark.parametrize(("stops", "said"), [(True, "stop written"), (False, "nothing is stopped")])
+def test_the_log_says_whether_a_stop_was_written(stops: bool, said: str) -> None:
+    lines: list[str] = []
+    stage = Scripted(adapter.Terminated())
+    stage.stops = stops
+    with pytest.raises(adapter.Terminated):
+        adapter.follow(stage, tell=lines.append, sleep=lambda _: None)
+    assert said in lines[-1]

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -13,8 +15,10 @@ from typing import Any
 import psutil
 import pytest
 from elastic_tpu.components.notes import Note
-from elastic_tpu.pipelines.local import judge
+from elastic_tpu.pipelines.local import LocalPipeline, judge
 from elastic_tpu.runs.errors import ExitCode
+from elastic_tpu.runs.load import read_spec
+from elastic_tpu.runs.run import create_run
 from elastic_tpu.tests.support import Case, Launcher, expected_state, lives, until
 
 MakeCase = Callable[..., Case]
@@ -228,3 +232,15 @@ def test_the_verdict_on_a_pipeline_is_its_steps(
     assert (verdict.phase, verdict.outcome, verdict.code) == ("done", outcome, code)
     if code == ExitCode.BUG and all(note.code == 0 for note in notes):
         assert "the last words" in verdict.reason
+
+
+def test_a_step_whose_kfp_local_died_ends_with_the_pipeline(make_case: MakeCase) -> None:
+    case = make_case()
+    pipeline = LocalPipeline(create_run(read_spec(str(case.spec))), "ann@host")
+    step = f"{sys.executable} -c 'import time; time.sleep(600)' {case.uri}/step"
+    died = subprocess.Popen(["/bin/sh", "-c", f"{step} & exit"], stdin=subprocess.PIPE, start_new_session=True)
+    until(lambda: case.processes("time.sleep"), "the step")
+    assert died.wait() == 0
+    pipeline._process = died
+    pipeline.close()
+    until(lambda: not case.processes("time.sleep"), "the step's end")

@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import fcntl
+import signal
 import socket
 import subprocess
 import threading
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
 from elastic_tpu.platforms.base import Job
+from elastic_tpu.platforms.local import platform as local
 from elastic_tpu.platforms.local.control import ask, control_socket
+from elastic_tpu.platforms.local.job import SupervisedJob
 from elastic_tpu.platforms.local.platform import LocalPlatform
+from elastic_tpu.platforms.local.processes import ProcessId
 from elastic_tpu.platforms.local.slices import runtime_folder
+from elastic_tpu.runs import records
 from elastic_tpu.runs.driver import Driver
-from elastic_tpu.runs.errors import BadInput, Infrastructure
+from elastic_tpu.runs.errors import BadInput, Infrastructure, Unreachable
 from elastic_tpu.runs.load import read_spec
 from elastic_tpu.runs.run import create_run
 from elastic_tpu.tests.support import Case, expected_state, lives, until
@@ -116,13 +123,72 @@ def test_a_killed_supervisor_takes_workers_and_trainer_along(opened: Callable[..
     case.released()
 
 
-def test_a_supervisor_that_does_not_answer_is_ended_by_a_release(opened: Callable[..., Opened]) -> None:
+def test_a_supervisor_that_never_answers_is_killed_by_a_release(
+    opened: Callable[..., Opened], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(local, "ask", partial(ask, timeout=0.3))
+    monkeypatch.setattr(local, "_END", 0.3)
     case, platform, _ = opened()
     _ready(platform)
     case.supervisor().suspend()
     report = platform.release()
     assert report.existed == ("supervisor of slices, which did not answer",)
     assert report.left == ()
+    case.released()
+
+
+def test_a_supervisor_that_is_slow_ends_its_trainer_in_order(
+    opened: Callable[..., Opened], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    case, platform, job = opened(train={"steps": 100_000})
+    _ready(platform)
+    platform.launch(job)
+    case.wait_for_step(1)
+    supervisor, told = case.supervisor(), local._signal
+
+    def wakes_up(processes: list[ProcessId], signum: signal.Signals) -> None:
+        told(processes, signum)
+        supervisor.resume()
+
+    monkeypatch.setattr(local, "ask", partial(ask, timeout=0.3))
+    monkeypatch.setattr(local, "_signal", wakes_up)
+    supervisor.suspend()
+    with pytest.raises(Unreachable, match="has not answered 'state'"):
+        platform.slices()  # unknown, not lost
+    assert platform.release().left == ()
+    ended = case.exit_of(1)
+    assert ended is not None
+    assert ended["exit_code"] == 143  # it had the time to save
+    case.released()
+
+
+def test_a_release_that_comes_late_leaves_a_successor_alone(opened: Callable[..., Opened]) -> None:
+    case, platform, _ = opened()
+    record = {"run_id": case.run_id, "state": "ready", "pid": 1, "slices": []}
+    case.run.store.put("slices.json", records.dump(record))
+    folder = runtime_folder(case.run_id)
+    folder.mkdir(parents=True, exist_ok=True)
+    socket_file = folder / "s0.sock"
+    socket_file.touch()
+    with (folder / "slices.lock").open("a+") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        platform.release()
+        assert socket_file.exists()
+        assert (case.json("slices.json") or {})["state"] == "ready"
+    platform.release()
+    case.released()
+
+
+def test_slices_of_a_host_that_is_gone_are_given_up_once_nobody_drives_them(opened: Callable[..., Opened]) -> None:
+    case, platform, _ = opened()
+    record = {"run_id": case.run_id, "state": "ready", "pid": 1, "host": "elsewhere", "slices": []}
+    case.run.store.put("slices.json", records.dump(record))
+    with pytest.raises(Infrastructure, match=r"elsewhere.*`elastic-tpu release .* nobody has driven it for 1m"):
+        platform.release()
+    driver = Driver(case.run.store, "test", "1", 600.0)
+    driver.join()
+    driver.done()
+    assert platform.release().left == ()
     case.released()
 
 
@@ -178,6 +244,41 @@ def test_a_cancel_without_time_to_save_ends_a_trainer_that_hangs(opened: Callabl
     platform.cancel(job, now=True)
     until(lambda: platform.observe(job).state == "over", seconds=10)
     assert platform.observe(job).exit_code == -9
+
+
+def test_a_job_is_told_to_end_once_however_often_it_is_cancelled(opened: Callable[..., Opened]) -> None:
+    # A stop that is not carried out yet cancels at every look; a second SIGTERM would interrupt the end of the first.
+    command = ["/bin/sh", "-c", "trap 'echo told' TERM; echo begun; while :; do sleep 0.05; done"]
+    case, platform, job = opened(local={"trainer": command})
+    _ready(platform)
+    platform.launch(job)
+    log = runtime_folder(case.run_id) / "train.out"
+    until(lambda: "begun" in log.read_text())
+    platform.cancel(job)
+    until(lambda: "told" in log.read_text())
+    for _ in range(3):
+        platform.cancel(job)
+    platform.cancel(job, now=True)
+    until(lambda: platform.observe(job).state == "over", seconds=10)
+    assert log.read_text().count("told") == 1
+
+
+def test_a_checkpoint_that_was_set_aside_does_not_refill_the_restarts(make_case: MakeCase, tmp_path: Path) -> None:
+    script = 'if mkdir "$0/once"; then exit 75; else rm -f "$0/proofs/9.json"; exit 75; fi'
+    case = make_case(local={"trainer": ["/bin/sh", "-c", script]}, recovery={"head_restarts": 1})
+    run = create_run(read_spec(str(case.spec)))
+    for step in (5, 9):
+        run.store.put(f"proofs/{step}.json", b"{}")
+    Driver(run.store, "test", "1", 600.0).take()
+    job = SupervisedJob(run, "train", (run.uri,), tmp_path)
+    job.start()
+
+    def over() -> bool:
+        job.tick(wanted=True)
+        return job.over
+
+    until(over)
+    assert (job.exit_code, case.attempts()) == (77, [1, 2])
 
 
 def test_a_trainer_that_dies_before_it_registers_is_on_record(opened: Callable[..., Opened]) -> None:
@@ -248,3 +349,12 @@ def test_a_question_is_not_answered_where_nobody_is(tmp_path: Path) -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as gone:
         gone.bind(str(path))
     assert ask(path, "state") is None
+
+
+def test_a_supervisor_that_is_busy_is_unknown_and_not_gone(tmp_path: Path) -> None:
+    path = tmp_path / "x.ctl"
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as busy:
+        busy.bind(str(path))
+        busy.listen()
+        with pytest.raises(Unreachable, match="has not answered 'state'"):
+            ask(path, "state", timeout=0.05)

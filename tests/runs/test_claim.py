@@ -378,3 +378,22 @@ def test_only_the_storages_clock_matters() -> None:
     assert found is not None
     assert is_stale(found, store.now())
     assert Driver(store, "two", "1", 600).take().term == 2
+
+
+def test_a_stop_that_is_carried_out_does_not_go_stale() -> None:
+    store = MemoryStore()
+    driver = Driver(store, "dag/run-1", "1", 60)
+    driver.take()
+    stopped = stop_by_person(store, "ann")
+    assert driver.renew() == stopped
+    store.advance(59)
+    assert driver.renew() == stopped  # the same nonce: a trainer's grace does not start anew
+    found = read_claim(store)
+    assert found is not None
+    assert (found.claim, is_stale(found, store.now())) == (stopped, False)
+    store.advance(59)
+    assert not is_stale(found, store.now())
+    driver.done(carried_out=True)
+    before = read_claim(store)
+    driver.renew()
+    assert read_claim(store) == before  # what is over is left alone

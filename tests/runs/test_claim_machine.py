@@ -60,6 +60,10 @@ class Claims(RuleBasedStateMachine):
             self.check_take(before, after, actor, call, stale)
             return
         assert (after.holder, after.instance, after.seconds) == (before.holder, before.instance, before.seconds)
+        if before.state == after.state == "stop" and call in ("renew", "join"):
+            assert actor is not None
+            assert (after, after.holder) == (before, actor.holder), "a stop is renewed as it is"
+            return
         assert after.nonce != before.nonce
         change = (before.state, after.state)
         if actor is None:

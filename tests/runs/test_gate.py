@@ -157,3 +157,11 @@ def test_the_module_needs_only_the_standard_library() -> None:
     code = "import sys, elastic_tpu.runs.gate; print(sorted({'pydantic', 'yaml', 'numpy'} & sys.modules.keys()))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_the_problems_are_empty_exactly_when_it_passes() -> None:
+    assert evaluate_gate(["heldout.loss <= 2"], {"heldout": GOOD}).problems == ()
+    (line,) = evaluate_gate(["heldout.loss <= 1"], {"heldout": GOOD}).problems
+    assert line == "FAIL heldout.loss <= 1.0: 1.7 (not <= 1.0)"
+    (line,) = evaluate_gate([], {"heldout": {**GOOD, "loss": 13.0}}).problems  # no condition, and no success either
+    assert line.startswith("invalid: heldout.loss 13 is worse than guessing")

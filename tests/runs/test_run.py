@@ -183,3 +183,21 @@ def test_a_small_file_is_read_or_absent(tmp_path: Path) -> None:
     run.store.put("slices.json", b'{"schema": 9}')
     with pytest.raises(BadInput, match=r"slices.json: schema 9 is newer than 1"):
         run.read("slices.json")
+
+
+def test_the_record_of_a_starter_that_died_is_no_run_yet(tmp_path: Path) -> None:
+    source = template(tmp_path)
+    first = start_run(source, "dag/1")
+    (tmp_path / "out" / first.spec.run.name / "spec.yaml").unlink()
+    assert find_run(source, "dag/1") is None
+
+
+def test_a_run_of_another_spec_is_found_only_by_who_drives_it(tmp_path: Path) -> None:
+    run = start_run(template(tmp_path, "q"), "dag/1")
+    edited = template(tmp_path, "q", train={"steps": 7}, checkpoint={"every": 5})
+    assert find_run(edited, "dag/1") is None
+    run.store.put("claim.json", b'{"schema": 1, "holder": "dag/1"}')
+    assert find_run(edited, "dag/2") is None
+    found = find_run(edited, "dag/1")
+    assert found is not None
+    assert found.spec == run.spec

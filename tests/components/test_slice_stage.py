@@ -1,0 +1,85 @@
+"""How long slices are waited for, whichever process looks, and what is no result yet."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from elastic_tpu.components.claimed import StageClaim
+from elastic_tpu.components.slice_stage import SliceStage
+from elastic_tpu.components.steps import PROVISION
+from elastic_tpu.platforms.base import Job, ReleaseReport, SliceState
+from elastic_tpu.runs.driver import Driver
+from elastic_tpu.runs.errors import ElasticTPUError, ExitCode
+from elastic_tpu.runs.events import EventLog
+from elastic_tpu.runs.load import read_spec
+from elastic_tpu.runs.run import create_run
+from elastic_tpu.runs.verdict import Observation
+from elastic_tpu.tests.support import Case
+
+
+@dataclass
+class Requested:
+    """A platform whose slices have been asked for and do not come."""
+
+    def acquire(self) -> None: ...
+
+    def slices(self) -> SliceState:
+        return SliceState("requested", 0, 2, "0 of 2")
+
+    def release(self, jobs: bool = True) -> ReleaseReport:
+        return ReleaseReport((), (), ())
+
+    def launch(self, job: Job) -> None: ...
+
+    def observe(self, job: Job) -> Observation:
+        return Observation("absent")
+
+    def cancel(self, job: Job, now: bool = False) -> None: ...
+
+    def kill_slice(self, index: int, whole: bool = False) -> str:
+        return ""
+
+
+@pytest.fixture
+def waiting(make_case: Callable[..., Case]) -> Callable[..., SliceStage]:
+    """A provision in a new process, of slices about which these things happened so many seconds ago."""
+
+    def make(**ago: float) -> SliceStage:
+        run = create_run(read_spec(str(make_case(limits={"start": "10m"}).spec)))
+        for kind, seconds in ago.items():
+            then = datetime.now(UTC) - timedelta(seconds=seconds)
+            EventLog(run.store, "local", clock=lambda then=then: then).write(f"slice.{kind}")  # type: ignore[misc]
+        driver = Driver(run.store, "dag/1", "1", 600)
+        driver.take()
+        claim = StageClaim(driver, run.store, ("dag/1", "1"), 600, take_over=False)
+        return SliceStage(PROVISION, run, Requested(), claim, lambda _: None)  # type: ignore[arg-type]
+
+    return make
+
+
+@pytest.mark.parametrize(
+    ("ago", "spent"),
+    [
+        ({}, False),
+        ({"requested": 590}, False),
+        ({"requested": 610}, True),  # by a process before this one
+        ({"requested": 9000, "ready": 8000}, False),  # they were there, and some are lost now
+        ({"requested": 610, "ready": 8000}, True),
+    ],
+)
+def test_limits_start_counts_from_the_request(
+    waiting: Callable[..., SliceStage], ago: dict[str, float], spent: bool
+) -> None:
+    verdict = waiting(**ago).poll()
+    assert (verdict.code == ExitCode.LIMIT_SPENT) is spent
+    assert verdict.done is spent
+
+
+def test_what_is_not_over_has_no_result(waiting: Callable[..., SliceStage]) -> None:
+    stage = waiting()
+    stage.poll()
+    with pytest.raises(ElasticTPUError, match="provision is not over"):
+        stage.collect()
