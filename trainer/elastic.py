@@ -15,10 +15,9 @@ from typing import Any
 import jax
 from pathwaysutils.elastic.manager import ElasticRuntimeError, Manager, ScaleUpSignalError
 
-from ..runs.errors import BadInput, ElasticTPUError, Infrastructure, LimitSpent, Problem, Unreachable
+from ..runs.errors import BadInput, ElasticTPUError, Infrastructure, LimitSpent, Problem
 from ..runs.status import SliceCount
-from . import maxtext_seams
-from .arrays import is_transient
+from . import failures, maxtext_seams
 from .curve import LossCurve
 from .hardware import Hardware
 from .policy import Budget, Cause, Failure, classify
@@ -121,18 +120,11 @@ class ElasticTraining:
 
     def _judge(self, error: BaseException) -> None:
         """Raise what the error means: DATA_LOSS to go on in this process, anything else to leave the loop."""
-        own = _find(error, ElasticTPUError)  # MaxText wraps what a hook raises in a save
-        if own is not None and not isinstance(own, Unreachable):
+        if (own := failures.own(error)) is not None:
             raise own
         step = self._beat.status.step + 1
-        jax_error = _find(error, jax.errors.JaxRuntimeError)
-        storage = _find(error, (OSError, Unreachable))
-        if isinstance(storage, (FileNotFoundError, PermissionError)):
-            storage = None  # what is not there, or not allowed, is not there for a new process either
-        storage = storage or _find(error, Exception, lambda e: jax_error is not e and is_transient(str(e)))
+        kind, told = failures.telling(error)
         recovering = self._recovering is not None
-        kind = "jax" if jax_error is not None else "storage" if storage is not None else "other"
-        told = jax_error or storage or error
         failure = Failure(kind, str(told), step, not self._first_of_attempt, self._slices.lost(), recovering)
         cause = classify(failure, self._before)
         self._before = failure
@@ -314,21 +306,6 @@ class ElasticTraining:
             self._session.event("train.first_step", step=step, seconds=0.0 if recovering else round(seconds, 3))
         if recovering is not None:
             self._session.event("recovery.finished", step=step, **recovering.finished(now))
-
-
-def _find(
-    error: BaseException | None,
-    kind: type[BaseException] | tuple[type[BaseException], ...],
-    such: Callable[[BaseException], bool] = lambda error: True,
-) -> BaseException | None:
-    """The first of a kind, and such as is asked for, in a chain of causes: MaxText wraps what a save raises."""
-    seen: set[int] = set()
-    while error is not None and id(error) not in seen:
-        if isinstance(error, kind) and such(error):
-            return error
-        seen.add(id(error))
-        error = error.__cause__ or error.__context__
-    return None
 
 
 def _check_first_batch(loader: Any, config: Any, manager: Manager) -> None:
