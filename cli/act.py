@@ -11,7 +11,7 @@ from rich.table import Table
 from ..platforms.base import open_platform
 from ..runs import person, proof, published
 from ..runs import run as names
-from ..runs.claim import Claim, is_stale, read_claim
+from ..runs.claim import Claim, Seen, is_stale, read_claim
 from ..runs.driver import stop_by_person
 from ..runs.errors import BadInput, ElasticTPUError, ExitCode, Infrastructure, NotFound
 from ..runs.events import EventLog
@@ -47,11 +47,18 @@ def _stop(run: Run) -> Claim:
         raise BadInput(f"{run.uri}: nobody has driven this run; there is nothing to cancel") from error
 
 
+def _claim(run: Run) -> Seen | None:
+    try:
+        return read_claim(run.store)
+    except BadInput:
+        return None  # a damaged claim must not keep slices from being given back
+
+
 def release(uri: str) -> int:
     """Stop, give everything back, and show what was there."""
     run = open_run(uri)
     console = Console(highlight=False, soft_wrap=True)
-    seen = read_claim(run.store)
+    seen = _claim(run)
     # Simulated slices that nobody drives end themselves; a stop would make it look as if somebody still did.
     over = seen is None or (run.spec.platform == "local" and is_stale(seen, run.store.now()))
     if not over and _stop(run).state == "stop":

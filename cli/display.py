@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Iterable
+from pathlib import Path
 from types import TracebackType
 from typing import Protocol, Self
 
@@ -48,7 +50,7 @@ def progress_text(stage: str, verdict: Verdict, status: Status | None) -> str:
     if stage != "train" or status is None:
         return f"{stage}: {verdict.phase}" + (f", {verdict.reason}" if verdict.reason else "")
     if status.phase == "ended":
-        return "train: between two attempts"  # the last words of one, while a process is there
+        return "train: the process has said its last word"
     if verdict.phase == "recovering" and status.phase in ("training", "saving"):
         return f"train: recovering, {verdict.reason}"  # the status is still the dead trainer's
     parts = [f"{status.phase}", f"step {max(status.step, 0)} of {status.steps}"]
@@ -64,10 +66,25 @@ def progress_text(stage: str, verdict: Verdict, status: Status | None) -> str:
     return "train: " + ", ".join(parts)
 
 
+class LastingConsole(Console):
+    """A run goes on though nobody reads its output any more: `| head -1`, a full disk."""
+
+    def on_broken_pipe(self) -> None:
+        """rich would end the process, and with it the only one who gives the slices back."""
+        self.file = Path(os.devnull).open("w")  # noqa: SIM115 - for the rest of the process
+
+    def tell(self, text: str) -> None:
+        """Print one line as it is."""
+        try:
+            self.print(text, highlight=False, markup=False, soft_wrap=True)
+        except OSError:
+            self.on_broken_pipe()
+
+
 class PlainDisplay:
     """Lines for a log file or a pipe: what changed, and progress from time to time."""
 
-    def __init__(self, console: Console) -> None:
+    def __init__(self, console: LastingConsole) -> None:
         self._console = console
         self._said = 0.0
         self._last = ""
@@ -79,13 +96,13 @@ class PlainDisplay:
         return None
 
     def say(self, text: str) -> None:
-        self._console.print(f"{time.strftime('%H:%M:%S')}  {text}", highlight=False, markup=False, soft_wrap=True)
+        self._console.tell(f"{time.strftime('%H:%M:%S')}  {text}")
 
     def event(self, event: Event) -> None:
         text = story.line(event)
         if text is not None:
             stamp = event.time.astimezone().strftime("%H:%M:%S")
-            self._console.print(f"{stamp}  {text}", highlight=False, markup=False, soft_wrap=True)
+            self._console.tell(f"{stamp}  {text}")
 
     def look(self, stage: str, verdict: Verdict, status: Status | None) -> None:
         phase = f"{stage} {verdict.phase} {status.phase if status and stage == 'train' else ''}"
@@ -98,7 +115,7 @@ class PlainDisplay:
 class LiveDisplay(PlainDisplay):
     """The same lines above, and one that moves below: a bar, step, loss, time to go, slices."""
 
-    def __init__(self, console: Console) -> None:
+    def __init__(self, console: LastingConsole) -> None:
         super().__init__(console)
         columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(bar_width=30), MofNCompleteColumn())
         self._bar = Progress(*columns, console=console)
@@ -121,9 +138,9 @@ class LiveDisplay(PlainDisplay):
         self._text.plain = "  " + progress_text(stage, verdict, status)
 
 
-def make_display(console: Console | None = None) -> Display:
+def make_display(console: LastingConsole | None = None) -> Display:
     """The display that fits where the output goes."""
-    console = console or Console()
+    console = console or LastingConsole()
     return LiveDisplay(console) if console.is_terminal else PlainDisplay(console)
 
 

@@ -17,9 +17,10 @@ from ..runs import person
 from ..runs import run as names
 from ..runs.errors import ElasticTPUError, ExitCode, HeldByAnother, Unreachable
 from ..runs.events import EventReader
+from ..runs.result import read_result
 from ..runs.run import Run
 from ..runs.status import load_status
-from .display import Display, make_display
+from .display import Display, LastingConsole, make_display
 from .summary import summary
 
 _SAVE = 120.0  # seconds that a stopped trainer gets to save before the slices are taken from it
@@ -34,8 +35,9 @@ def follow(source: str, take_over: bool, how: type[Follower] | None = None) -> i
         display.say(f"run {run.uri}" + (" (going on with it)" if started.resumed else ""))
         driver = (how or Follower)(run, who, take_over, display)
         code = driver.drive()
+    console = LastingConsole()
     for line in summary(run, driver.results, code, driver.error, superseded=driver.superseded, stage=driver.failed):
-        print(line)  # noqa: T201 - the command's own output
+        console.tell(line)
     return code
 
 
@@ -51,6 +53,7 @@ class Follower:
         self.error: str = ""
         self.superseded = False
         self.failed = ""  # the stage that did
+        self._was_trained = read_result(run) is not None
 
     def drive(self) -> int:
         """All stages, then a release in any case."""
@@ -87,7 +90,8 @@ class Follower:
 
     def _rehearsed(self) -> tuple[int, str]:
         """Faults that were to be rehearsed and did not happen make a run that proves nothing."""
-        faults = self.run.spec.local.faults if self.run.spec.platform == "local" else []
+        asked = self.run.spec.platform == "local" and not self._was_trained  # what is over cannot be rehearsed again
+        faults = self.run.spec.local.faults if asked else []
         done = {entry.name for entry in self.run.store.list("local/faults/")}
         missing = [i for i in range(len(faults)) if f"local/faults/{i}.json" not in done]
         if missing:
@@ -183,16 +187,19 @@ class Follower:
 
 @contextmanager
 def _sigterm_as_interrupt() -> Iterator[None]:
-    """SIGTERM ends everything in order, as Ctrl-C does."""
+    """SIGTERM, and a terminal that is closed, end everything in order, as Ctrl-C does."""
 
     def interrupt(signum: int, frame: FrameType | None) -> None:
         raise KeyboardInterrupt
 
-    before: Any = signal.signal(signal.SIGTERM, interrupt)
+    before: list[tuple[signal.Signals, Any]] = [
+        (number, signal.signal(number, interrupt)) for number in (signal.SIGTERM, signal.SIGHUP)
+    ]
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before:
+            signal.signal(number, handler)
 
 
 @contextmanager
@@ -201,7 +208,7 @@ def _ignoring_interrupts(display: Display) -> Iterator[None]:
         display.say("the slices are being given back; this is not interrupted")
 
     before: list[tuple[signal.Signals, Any]] = [
-        (number, signal.signal(number, say)) for number in (signal.SIGINT, signal.SIGTERM)
+        (number, signal.signal(number, say)) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     ]
     try:
         yield

@@ -174,7 +174,10 @@ def kill_slice(
 
 def main() -> None:
     """Entry point of the console script."""
-    app(prog_name="elastic-tpu")
+    try:
+        app(prog_name="elastic-tpu")
+    except SystemExit as end:  # the CLI library says 2 for arguments that it does not understand
+        raise SystemExit(int(ExitCode.BAD_INPUT) if end.code == 2 else end.code) from None
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ from typing import Any
 
 from . import maxtext_config, plan
 from .errors import BadInput, Problem
-from .spec import RunSpec, is_bucket
+from .spec import NAME_TEMPLATES, RunSpec, is_bucket
 
 _EXPORTED = ("qwen3",)
 _HIDDEN = "<hidden>"
@@ -35,6 +35,17 @@ def contradictions(spec: RunSpec, failed: Collection[str] = ()) -> list[Problem]
 def touches(path: str, other: str) -> bool:
     """Whether one of two dotted paths lies at or below the other."""
     return path == other or path.startswith(f"{other}.") or other.startswith(f"{path}.")
+
+
+# -- the name -----------------------------------------------------------------------------------------------------
+
+
+def _name(spec: RunSpec) -> Iterator[Problem]:
+    bare = spec.run.name
+    for template in NAME_TEMPLATES:
+        bare = bare.replace(template, "")
+    if "{" in bare or "}" in bare:
+        yield Problem("run.name", spec.run.name, f"only {', '.join(NAME_TEMPLATES)} may stand in braces")
 
 
 # -- slices -------------------------------------------------------------------------------------------------------
@@ -244,6 +255,7 @@ def _credentials(spec: RunSpec) -> Iterator[Problem]:
 
 
 _RULES: tuple[tuple[tuple[str, ...], Rule], ...] = (
+    (("run.name",), _name),
     (("slices.min", "slices.count"), _minimum),
     (("slices.type", "slices.machine_type", "slices.topology"), _type),
     (("slices.type", "slices.machine_type", "slices.topology", "platform"), _platform),

@@ -21,10 +21,8 @@ from . import inputs, maxtext_config, spec_problems
 from .contradictions import contradictions
 from .errors import BadInput, NotFound, Problem
 from .plan import NOT_FILES
-from .spec import LONGEST_NAME, RunSpec, absolute, is_bucket
+from .spec import LONGEST_NAME, NAME_TEMPLATES, RunSpec, absolute, is_bucket
 from .store import open_store
-
-_TEMPLATES = ("{date}", "{datetime}", "{run}")
 
 # A spec that is valid whatever platform: stand-ins for fields that failed, while the others are checked.
 _HARMLESS: Mapping[str, Any] = {
@@ -100,7 +98,7 @@ def expand_name(spec: RunSpec, orchestrator_run: str, now: datetime | None = Non
     name = spec.run.name.replace("{datetime}", now.strftime("%Y%m%dT%H%M%S")).replace("{date}", now.strftime("%Y%m%d"))
     name = name.replace("{run}", _slug(orchestrator_run, LONGEST_NAME - len(name.replace("{run}", ""))))
     if "{" in name or "}" in name:
-        raise BadInput([Problem("run.name", spec.run.name, f"only {', '.join(_TEMPLATES)} may stand in braces")])
+        raise BadInput([Problem("run.name", spec.run.name, f"only {', '.join(NAME_TEMPLATES)} may stand in braces")])
     if len(name) > LONGEST_NAME:
         raise BadInput([Problem("run.name", name, f"must be at most {LONGEST_NAME} characters once it is expanded")])
     return spec.model_copy(update={"run": spec.run.model_copy(update={"name": name})})

@@ -60,15 +60,13 @@ class Timeline:
 
 
 def timeline(events: Sequence[Event], ends: Mapping[tuple[str, int], datetime], until: datetime) -> Timeline | None:
-    """The lanes of a run; None when nothing has happened yet.
+    """The lanes of a run; None when no slice was asked for and no job started.
 
     Args:
       events: all of the run's, by time.
       ends: when each (job, attempt) ended, if that is known: a process that was killed wrote no event.
       until: where spans that are open end.
     """
-    if not events:
-        return None
     marks: dict[str, list[tuple[datetime, str | None, str]]] = {}
     for event in events:
         for index in _slices(event.data):
@@ -84,6 +82,8 @@ def timeline(events: Sequence[Event], ends: Mapping[tuple[str, int], datetime], 
         lane = marks.get("training" if job == "train" else job)
         if lane is not None:
             lane.append((end, None, f"attempt {number} ended"))
+    if not marks:
+        return None
     lanes = tuple(Lane(name, _spans(sorted(marks[name], key=lambda m: m[0]), until)) for name in _order(marks))
     return Timeline(events[0].time, max(until, events[-1].time), lanes)
 

@@ -29,6 +29,7 @@ from .errors import BadInput
 
 _UNITS = {"ms": Fraction(1, 1000), "s": Fraction(1), "m": Fraction(60), "h": Fraction(3600), "d": Fraction(86400)}
 _DURATION = re.compile(r"\s*([0-9]{1,20}(?:\.[0-9]{1,20})?)\s*(ms|s|m|h|d|)\s*")
+NAME_TEMPLATES = ("{date}", "{datetime}", "{run}")
 LONGEST_NAME = 100
 _LONGEST = 36500 * 86400.0
 

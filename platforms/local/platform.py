@@ -73,7 +73,7 @@ class LocalPlatform:
                 "ready" if ready == wanted else "partly" if ready else "requested"
             )
             return SliceState(kind, ready, wanted, f"{ready} of {wanted} slices ready")
-        record = self._run.read(run.SLICES)
+        record = self._record()
         if record is None:
             return SliceState("absent", 0, wanted)
         if record["state"] == "released":
@@ -83,7 +83,7 @@ class LocalPlatform:
     def release(self, jobs: bool = True) -> ReleaseReport:
         """End the supervisors of this run and verify by pid that nothing is left."""
         self._check_host()
-        record = self._run.read(run.SLICES) or {}
+        record = self._record() or {}
         existed: list[str] = []
         left: list[str] = []
         names = ("slices", "export", "evaluate") if jobs else ("slices",)
@@ -206,8 +206,15 @@ class LocalPlatform:
         if code:  # it returns as soon as the supervisor answers, or has failed
             raise Infrastructure(f"the supervisor of {name} did not start; its log {log} ends:\n{tail(log, began)}")
 
+    def _record(self) -> dict[str, Any] | None:
+        """slices.json; a damaged one counts as none, since sockets and pids tell more than it does."""
+        try:
+            return self._run.read(run.SLICES)
+        except BadInput:
+            return None
+
     def _check_host(self) -> None:
-        record = self._run.read(run.SLICES)
+        record = self._record()
         here = socket.gethostname()
         if record and record.get("state") != "released" and record.get("host", here) != here:
             seen = read_claim(self._run.store)
@@ -246,7 +253,7 @@ class LocalPlatform:
         return alive
 
     def _mark_released(self, record: dict[str, Any], existed: list[str]) -> None:
-        current = self._run.read(run.SLICES) or record
+        current = self._record() or record
         if current.get("state") == "released":
             return
         # The supervisor was killed: its processes went with it, what is left to do is to say so.

@@ -14,10 +14,13 @@ import tempfile
 from collections.abc import Iterable
 from pathlib import Path
 
+_LONGEST_BASE = 50  # bytes; with user, run id and socket it stays below the 107 of a Unix socket's path
+
 
 def runtime_folder(run_id: str) -> Path:
     """Sockets, locks and pids of a run on this machine: short (socket paths are limited), this user's only."""
-    return Path(tempfile.gettempdir()) / f"elastic-tpu-{os.getuid()}" / run_id
+    base = tempfile.gettempdir()
+    return Path(base if len(base) <= _LONGEST_BASE else "/tmp") / f"elastic-tpu-{os.getuid()}" / run_id
 
 
 def worker_socket(folder: Path, index: int) -> Path:

@@ -6,13 +6,14 @@ import os
 import signal
 import subprocess
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 from elastic_tpu.runs.claim import decide_stop
 from elastic_tpu.runs.driver import Driver
 from elastic_tpu.runs.errors import ExitCode
 from elastic_tpu.runs.store import open_store
-from elastic_tpu.tests.support import Case, Launcher, expected_state, lives, until
+from elastic_tpu.tests.support import COMMAND, Case, Launcher, command, expected_state, lives, until
 
 MakeCase = Callable[..., Case]
 STAGES = {"export": {}, "evaluate": {"gate": ["heldout.loss <= 1.5"]}}
@@ -319,4 +320,46 @@ def test_a_stop_while_slices_are_taken_is_not_undone(make_case: MakeCase) -> Non
         assert launcher.wait() == ExitCode.ENDED_ON_REQUEST
     assert "a colleague" in launcher.output
     assert not case.json("result.json")
+    case.nothing_left()
+
+
+def test_output_that_nobody_reads_any_more_ends_no_run(make_case: MakeCase) -> None:
+    case = make_case(train={"steps": 30})
+    with subprocess.Popen(
+        [*COMMAND, "run", str(case.spec)], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as launcher:
+        assert launcher.stdout is not None
+        launcher.stdout.readline()
+        launcher.stdout.close()  # as `| head -1` does
+        assert launcher.wait(60) == 0
+    assert case.json("result.json")
+    case.released()
+
+
+def test_a_closed_terminal_gives_the_slices_back(make_case: MakeCase) -> None:
+    case = make_case(train={"steps": 100_000})
+    with Launcher(case) as launcher:
+        case.wait_for_step(5)
+        launcher.process.send_signal(signal.SIGHUP)
+        assert launcher.wait() == ExitCode.INTERRUPTED
+    case.released()
+
+
+def test_a_long_tmpdir_is_no_obstacle(make_case: MakeCase, tmp_path: Path) -> None:
+    case = make_case(train={"steps": 20})
+    folder = tmp_path / ("t" * 90)
+    folder.mkdir()
+    with Launcher(case, TMPDIR=str(folder)) as launcher:
+        assert launcher.wait() == 0, launcher.output
+
+
+@pytest.mark.parametrize("name", ["claim.json", "slices.json"])
+def test_a_damaged_record_keeps_no_slice_from_its_release(make_case: MakeCase, name: str) -> None:
+    case = make_case(train={"steps": 100_000}, local={"unclaimed": "5m"})
+    with Launcher(case) as launcher:
+        case.wait_for_step(5)
+        launcher.kill()
+    (Path(case.uri) / name).write_text("[]")
+    done = command("release", case.uri)
+    assert done.returncode == 0, done.stderr
     case.nothing_left()
