@@ -28,8 +28,8 @@ test: $(READY) ## run the tests (minutes); the last lines say what could not run
 test-full: $(READY) ## run the tests that take minutes each
 	$(PYTEST) $(PARALLEL) -m "full and not soak"
 
-soak: $(READY) ## lose slices at random for a long time; by hand
-	$(PYTEST) --timeout 0 -m soak
+soak: $(READY) ## lose slices at random moments over and over; by hand, ELASTIC_TPU_LOSSES says how often
+	$(PYTEST) --timeout 0 -s -m soak
 
 test-torch: .venv-torch/.ready ## compare an export with transformers on CPU torch, in .venv-torch; by hand
 	.venv-torch/bin/python tests/torch_check.py
