@@ -4,8 +4,9 @@ SHELL := /bin/sh
 BIN := .venv/bin
 READY := .venv/.ready
 PYTEST := $(BIN)/python -m pytest
-# All tests of a file in one worker: importing MaxText takes 10-25 s, once a worker is enough.
-PARALLEL := -n 2 --dist loadfile
+# All tests of a file in one worker: importing MaxText takes 10-25 s, once a worker is enough. In the order of their names,
+# so that the long files do not come last.
+PARALLEL := -n 2 --dist loadfile --no-loadscope-reorder
 DEMO := runs-demo
 
 .PHONY: help setup demo test test-full soak test-torch lint format lock bench clean
