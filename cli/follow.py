@@ -193,7 +193,9 @@ def _sigterm_as_interrupt() -> Iterator[None]:
         raise KeyboardInterrupt
 
     before: list[tuple[signal.Signals, Any]] = [
-        (number, signal.signal(number, interrupt)) for number in (signal.SIGTERM, signal.SIGHUP)
+        (number, signal.signal(number, interrupt))
+        for number in (signal.SIGTERM, signal.SIGHUP)
+        if signal.getsignal(number) is not signal.SIG_IGN  # nohup: a closed terminal is meant to be outlived
     ]
     try:
         yield

@@ -66,7 +66,7 @@ def plan(
     spec: Annotated[str, typer.Argument(help="The run spec (YAML file or gs:// URI).")],
     as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
 ) -> None:
-    """Resolve a spec and show what it would take, set and cost. Nothing is created."""
+    """Resolve a spec and show what it would take and set, slice-hours included. Nothing is created."""
     from . import show
 
     show.plan(spec, as_json)

@@ -45,7 +45,7 @@ def test_a_second_ctrl_c_does_not_wait_for_a_trainer_that_hangs(make_case: MakeC
     case = make_case("--hang-at", "20", train=LONG)
     with Launcher(case) as launcher:
         until(lambda: case.json("proofs/10.json"), "a proven checkpoint")
-        time.sleep(0.3)  # until it hangs
+        until(lambda: case.at_step(19), "the last step before it hangs")
         launcher.interrupt()
         launcher.says("Ctrl-C again")
         began = time.monotonic()

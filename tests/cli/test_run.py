@@ -345,6 +345,15 @@ def test_a_closed_terminal_gives_the_slices_back(make_case: MakeCase) -> None:
     case.released()
 
 
+def test_under_nohup_a_closed_terminal_is_outlived(make_case: MakeCase) -> None:
+    case = make_case(train={"steps": 200})
+    with subprocess.Popen(["nohup", *COMMAND, "run", str(case.spec)], stdout=subprocess.DEVNULL) as launcher:
+        case.wait_for_step(5)
+        launcher.send_signal(signal.SIGHUP)
+        assert launcher.wait(60) == 0
+    assert case.json("result.json")
+
+
 def test_a_long_tmpdir_is_no_obstacle(make_case: MakeCase, tmp_path: Path) -> None:
     case = make_case(train={"steps": 20})
     folder = tmp_path / ("t" * 90)

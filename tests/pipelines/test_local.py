@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -143,7 +142,7 @@ def test_a_second_ctrl_c_does_not_wait_for_a_trainer_that_hangs(make_case: MakeC
     case = make_case("--hang-at", "20", **LONG)
     with Runner(case) as runner:
         until(lambda: case.json("proofs/10.json"), "a proven checkpoint")
-        time.sleep(0.3)  # until it hangs
+        until(lambda: case.at_step(19), "the last step before it hangs")
         runner.interrupt()
         runner.says("Ctrl-C again")
         runner.interrupt()
