@@ -9,10 +9,10 @@ PYTEST := $(BIN)/python -m pytest
 PARALLEL := -n 2 --dist loadfile --no-loadscope-reorder
 DEMO := runs-demo
 
-.PHONY: help setup demo test test-full soak test-torch lint format lock bench clean
+.PHONY: help setup demo test test-full controlplane test-controlplane soak test-torch lint format lock bench clean
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-17s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 setup: $(READY) ## make .venv from requirements.lock (nothing to do when it is there)
 
@@ -24,10 +24,16 @@ demo: $(READY) ## the whole pipeline in KFP on this machine: train on simulated 
 	$(BIN)/elastic-tpu run examples/local.yaml --via kfp-local
 
 test: $(READY) ## run the tests (minutes); the last lines say what could not run here
-	$(PYTEST) $(PARALLEL) -m "not full and not soak"
+	$(PYTEST) $(PARALLEL) -m "not full and not soak and not controlplane"
 
 test-full: $(READY) ## run the tests that take minutes each
 	$(PYTEST) $(PARALLEL) -m "full and not soak"
+
+controlplane: $(READY) ## build the Kubernetes control plane that tests start: once, minutes, needs Go
+	@PATH="$(CURDIR)/$(BIN):$$PATH" sh tests/controlplane/build.sh >/dev/null
+
+test-controlplane: controlplane ## run the tests on a real Kubernetes control plane
+	$(PYTEST) $(PARALLEL) -m "controlplane and not full and not soak"
 
 soak: $(READY) ## lose slices at random moments over and over; by hand, ELASTIC_TPU_LOSSES says how often
 	$(PYTEST) --timeout 0 -s -m soak

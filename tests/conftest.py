@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 from elastic_tpu.tests.tools.fault_proxy import FaultProxy
 
+pytest_plugins = ["elastic_tpu.tests.controlplane.fixtures"]
 TOOLS = Path(__file__).parent / "tools"
 
 

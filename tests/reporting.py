@@ -11,6 +11,7 @@ from collections import Counter
 
 import pytest
 from _pytest.terminal import TerminalReporter
+from elastic_tpu.tests.controlplane.binaries import impossible
 
 
 def _reason(report: pytest.TestReport | pytest.CollectReport) -> str:
@@ -26,6 +27,18 @@ def _skipped(config: pytest.Config) -> Counter[str]:
     return Counter({report.nodeid: _reason(report) for report in reports}.values())
 
 
+def _leaves_out_controlplane(config: pytest.Config) -> bool:
+    return "not controlplane" in config.option.markexpr
+
+
+def _cannot_run(config: pytest.Config) -> list[str]:
+    """What cannot run on this machine and why, a line each; also what `make test` leaves to another target."""
+    lines = [f"{n} {'test' if n == 1 else 'tests'}: {reason}" for reason, n in sorted(_skipped(config).items())]
+    if _leaves_out_controlplane(config) and (reason := impossible()):
+        lines.append(f"the tests on a Kubernetes control plane: {reason}")
+    return lines
+
+
 def _forbidden() -> bool:
     return os.environ.get("CI") == "true"
 
@@ -34,14 +47,16 @@ def _forbidden() -> bool:
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
     on_worker = hasattr(session.config, "workerinput")
     passed = exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED)
-    if passed and not on_worker and _forbidden() and _skipped(session.config):
+    if passed and not on_worker and _forbidden() and _cannot_run(session.config):
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_terminal_summary(terminalreporter: TerminalReporter, config: pytest.Config) -> None:
-    skipped = _skipped(config)
-    for reason, count in sorted(skipped.items()):
-        terminalreporter.write_line(f"Not run here: {count} {'test' if count == 1 else 'tests'}: {reason}")
-    if skipped and _forbidden():
+    if _leaves_out_controlplane(config) and not impossible():
+        terminalreporter.write_line("Not among these: the tests on a Kubernetes control plane: make test-controlplane")
+    cannot_run = _cannot_run(config)
+    for line in cannot_run:
+        terminalreporter.write_line(f"Not run here: {line}")
+    if cannot_run and _forbidden():
         terminalreporter.write_line("CI=true: a test that cannot run is a failure.", red=True)

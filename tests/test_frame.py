@@ -202,6 +202,7 @@ def test_make_lists_its_targets(tmp_path: Path) -> None:
     done = run("make", "-s", "-f", ROOT / "Makefile", cwd=tmp_path)
     listed = {line.split()[1] for line in done.stdout.splitlines()}
     assert listed >= {"setup", "demo", "test", "test-full", "soak", "lint", "lock", "format", "bench", "clean", "help"}
+    assert listed >= {"controlplane", "test-controlplane"}
 
 
 def test_ci_ends_at_the_first_failure_and_says_which_phase_failed(tmp_path: Path) -> None:
@@ -258,3 +259,32 @@ def test_a_suite_that_ran_whole_says_nothing_and_passes_ci(tmp_path: Path) -> No
     status, lines = closing_lines(tmp_path, CI="true")
     assert status == 0
     assert "Not run here" not in "".join(lines)
+
+
+@pytest.mark.parametrize(("ci", "expected"), [("false", 0), ("true", 1)])
+def test_without_go_the_tests_that_it_leaves_out_are_named_and_fail_ci(ci: str, expected: int, tmp_path: Path) -> None:
+    (tmp_path / "test_sample.py").write_text("def test_runs(): pass\n")
+    (tmp_path / "bin").mkdir()
+    without_go = {"PATH": str(tmp_path / "bin"), "XDG_CACHE_HOME": str(tmp_path), "CI": ci}
+    status, lines = closing_lines(tmp_path, "-m", "not controlplane", **without_go)
+    assert status == expected
+    reason = "Go is not installed (https://go.dev/dl)"
+    assert f"Not run here: the tests on a Kubernetes control plane: {reason}" in lines
+
+
+def test_a_target_of_their_own_is_named_for_the_tests_on_a_control_plane(tmp_path: Path) -> None:
+    (tmp_path / "test_sample.py").write_text("def test_runs(): pass\n")
+    shim(tmp_path / "bin" / "go", "exit 1")
+    with_go = {"PATH": str(tmp_path / "bin"), "XDG_CACHE_HOME": str(tmp_path), "CI": "true"}
+    status, lines = closing_lines(tmp_path, "-m", "not controlplane", **with_go)
+    assert status == 0
+    assert "Not among these: the tests on a Kubernetes control plane: make test-controlplane" in lines
+
+
+@pytest.mark.parametrize(("ci", "expected"), [("false", 0), ("true", 1)])
+def test_a_control_plane_that_is_not_built_skips_its_tests_and_fails_ci(ci: str, expected: int, tmp_path: Path) -> None:
+    (tmp_path / "test_sample.py").write_text("def test_needs_it(namespace): pass\n")
+    fixtures = ("-p", "elastic_tpu.tests.controlplane.fixtures")
+    status, lines = closing_lines(tmp_path, *fixtures, XDG_CACHE_HOME=str(tmp_path), CI=ci)
+    assert status == expected
+    assert "there is no control plane: `make controlplane` builds it (needs Go)" in "".join(lines)

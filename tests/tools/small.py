@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from elastic_tpu.runs.images import TRAINER_JAX
 from elastic_tpu.runs.load import check
 from elastic_tpu.runs.run import Run, create_run
 from elastic_tpu.runs.spec import RunSpec
@@ -42,6 +43,7 @@ def gke(**sections: Any) -> dict[str, Any]:
         "platform": "gke",
         "slices": {"type": "v6e-16", "count": 4},
         "data": {"train": "gs://bucket/train*.array_record", "eval": "gs://bucket/valid.array_record"},
+        "gke": {"image": "eu.gcr.io/acme/elastic-tpu:0.1.0", "pathways": {"tag": f"20260510-jax_{TRAINER_JAX}"}},
     }
     for name, value in sections.items():
         old = there.get(name)
