@@ -65,11 +65,12 @@ def _say_error(text: str) -> None:
 def plan(
     spec: Annotated[str, typer.Argument(help="The run spec (YAML file or gs:// URI).")],
     as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
+    manifests: Annotated[bool, typer.Option("--manifests", help="Print the Kubernetes objects as YAML.")] = False,
 ) -> None:
     """Resolve a spec and show what it would take and set, slice-hours included. Nothing is created."""
     from . import show
 
-    show.plan(spec, as_json)
+    show.manifests(spec) if manifests else show.plan(spec, as_json)
 
 
 @app.command(

@@ -16,12 +16,12 @@ from ..runs import goodput
 from ..runs import plan as plans
 from ..runs import run as names
 from ..runs.claim import Seen, is_stale, read_claim
-from ..runs.errors import BadInput, Infrastructure, NotFound
+from ..runs.errors import BadInput, Infrastructure, NotFound, Problem
 from ..runs.events import EventReader
-from ..runs.load import read_spec
+from ..runs.load import has_template, read_spec
 from ..runs.result import read_result
 from ..runs.run import Run, attempts, attempts_of, open_run
-from ..runs.spec import format_duration
+from ..runs.spec import Gke, format_duration
 from ..runs.status import load_status
 from .display import print_rows
 
@@ -49,6 +49,8 @@ def plan(source: str, as_json: bool) -> None:
         size = f"{memory.parameters:,} parameters; weights {memory.parameters_gib:.3g} GiB, "
         size += f"optimizer {memory.optimizer_gib:.3g} GiB"
         rows.append(("memory", size + (f", {memory.per_device_gib:.3g} GiB a device" if memory.per_device_gib else "")))
+    if spec.platform == "gke" and spec.gke is not None:
+        rows.append(("cluster", f"{_cluster(spec.gke)}, namespace {spec.gke.namespace}"))
     rows += [
         ("persistence", f"{'on' if made.persistence else 'off'}: {made.persistence_reason}"),
         ("slice-hours", ", ".join(f"{name} {hours:.4g}" for name, hours in made.slice_hours.items()) + " (at most)"),
@@ -61,6 +63,27 @@ def plan(source: str, as_json: bool) -> None:
         console.print(f"  {key}: {value}", highlight=False, markup=False, soft_wrap=True)
     for note in made.notes:
         console.print(f"note: {note}", highlight=False, markup=False, soft_wrap=True)
+
+
+def _cluster(gke: Gke) -> str:
+    if gke.context or gke.kubeconfig:
+        return ", ".join(f"{name} {value}" for name in ("context", "kubeconfig") if (value := getattr(gke, name)))
+    return f"{gke.project}/{gke.location}/{gke.cluster}" if gke.cluster else "the one that kubectl or the pod is in"
+
+
+def manifests(source: str) -> None:
+    """Print the objects that a run would create in its cluster, as `kubectl apply` takes them."""
+    import yaml
+
+    from ..platforms.gke.manifest import documents
+
+    spec = read_spec(source)
+    if spec.platform != "gke":
+        raise BadInput([Problem("platform", spec.platform, "creates no Kubernetes objects; --manifests is for gke")])
+    text = yaml.safe_dump_all(documents(spec, plans.make_plan(spec)), sort_keys=False, width=1000)
+    if has_template(spec):
+        text = f"# The run's name is {spec.run.name}: names and hash follow when it starts.\n{text}"
+    Console().out(text, end="", highlight=False)
 
 
 def _recovery(spec: Any) -> str:
@@ -81,7 +104,7 @@ def status(uri: str, watch: bool) -> None:
         over = _status_once(run, console)
         if over or not watch:
             return
-        time.sleep(2.0 if run.spec.platform == "local" else 15.0)
+        time.sleep(2 * run.spec.beat)
 
 
 def _status_once(run: Run, console: Console) -> bool:

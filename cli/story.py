@@ -16,8 +16,14 @@ def line(event: Event) -> str | None:
         ),
         "claim.stopped": lambda: f"stop asked for by {data.get('by') or data['holder']}",
         "slice.ready": lambda: f"{len(data['slices'])} slices ready",
-        "slice.lost": lambda: f"slice {data['slice']} lost: worker pid {data['pid']} died ({data['how']})",
-        "slice.back": lambda: f"slice {data['slice']} is back (worker pid {data['pid']})",
+        "slice.lost": lambda: (
+            f"slice {data['slice']} lost: worker pid {data['pid']} died ({data['how']})"
+            if "pid" in data
+            else f"slice {data['slice']} lost: {data.get('how', 'its pods are gone')}"
+        ),
+        "slice.back": lambda: (
+            f"slice {data['slice']} is back" + (f" (worker pid {data['pid']})" if "pid" in data else "")
+        ),
         "slice.released": lambda: f"slice {data['slice']} released",
         "attempt.started": lambda: (
             f"{data.get('job', 'trainer')} started (pid {data['pid']})" if "pid" in data else None

@@ -46,7 +46,7 @@ def summary(
     if result is not None:
         simulated = " (simulated slices)" if run.spec.platform == "local" else ""
         share = "" if result.goodput is None else f", goodput {100 * result.goodput:.0f} %{simulated}"
-        lines.append(f"training       step {result.final_step} proven, {result.recoveries} recoveries{share}")
+        lines.append(f"training       step {result.final_step} proven, {result.counted}{share}")
         kinds = ", ".join(f"{k.replace('_', ' ')} {v:.1f}" for k, v in result.seconds_by_kind.items() if v >= 0.05)
         lines.append(f"seconds        {kinds}")
     lines += _evaluation(run)

@@ -100,7 +100,7 @@ class StageTrigger(BaseTrigger):
                 self._stage = self.submitted.open()
             verdict = self._stage.poll()
         except Unreachable as error:
-            verdict = Verdict("running", reason=f"unknown, the storage does not answer: {error}")
+            verdict = Verdict("running", reason=f"waiting for an answer: {error}")
         except ElasticTPUError as error:
             verdict = Verdict("done", "failed", code=int(error.code), reason=str(error))
         if (told := f"{self.submitted.step}: {verdict.phase} {verdict.reason}".rstrip()) != self._told:

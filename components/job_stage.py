@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
 
-from ..runs.errors import ElasticTPUError, Infrastructure
-from ..runs.verdict import Verdict, judge
+from ..runs.errors import ElasticTPUError, ExitCode, Infrastructure
+from ..runs.verdict import Observation, Verdict, judge
 from .claimed import StageClaim
 from .outcomes import PROOFS, RESULTS, StageResult, error_of, interval_of, last_stage
 from .patience import patient
@@ -19,6 +20,7 @@ from .reported import reported
 if TYPE_CHECKING:
     from ..platforms.base import Job, Platform
     from ..runs.run import Run
+    from ..runs.status import Status
     from .stage import JobStep
 
 _STOP_WAIT = 600.0  # seconds a submit waits for a trainer that was told to stop
@@ -44,24 +46,31 @@ class JobStage:
         if self._skipped:
             return
         self._wait_until_stopped()
-        if self.platform.observe(self.job).state in ("queued", "starting", "running"):
+        if self.platform.observe(self.job).state in ("queued", "starting", "running", "suspended"):
             return  # adopted
         if self._proof(self.run)[0] is None:  # asked last: a job that was just running may have proven it
             self.platform.launch(self.job)
 
     @patient
     def poll(self) -> Verdict:
-        if self._claim.renew() and self.name != "train":
-            self.platform.cancel(self.job)  # the trainer reads the claim itself, other jobs do not
+        stopped = self._claim.renew()
         if self._skipped:
             self._verdict = Verdict("done", "complete", reason=f"{self.name} is switched off in the spec")
             return self._verdict
         seen = self.platform.observe(self.job)
+        if stopped and seen.state not in ("over", "absent") and self._is_deaf(seen):
+            self.platform.cancel(self.job)
         proven, why = False, ""
         if seen.state in ("over", "absent"):
             value, why = self._proof(self.run)
             proven = value is not None
-        self._verdict = judge(self.name, seen, self._status(), proven, why)
+        status = self._status()
+        verdict = judge(self.name, seen, status, proven, why)
+        if stopped and verdict.act == "relaunch" and seen.exit_code is None:
+            # Taken away as was asked for: nobody is to begin anew because nobody saw how it ended.
+            reason = f"stop asked for by {self._claim.stopped_by}; {verdict.reason}"
+            verdict = Verdict("done", "cancelled", "none", ExitCode.ENDED_ON_REQUEST, reason, seen.evidence)
+        self._verdict = verdict if verdict.done else self._limited(seen, status) or verdict
         return self._verdict
 
     @reported
@@ -70,6 +79,8 @@ class JobStage:
         if not verdict.done:
             raise ElasticTPUError(f"{self.name} is not over ({verdict.phase})")
         if verdict.outcome != "complete":
+            if "limit" in verdict.evidence:
+                self.platform.cancel(self.job)  # or it begins later, with nobody who waits for it
             raise error_of(verdict)
         if self._skipped:
             return StageResult(self.name, verdict.reason)
@@ -85,9 +96,14 @@ class JobStage:
         if grace and self.step.claim == "join":
             return False  # a drained step: its CPU job goes on, and the step that follows adopts it
         self._claim.stop(grace, by)
-        if now or self.name != "train" or self.platform.observe(self.job).state == "queued":
-            self.platform.cancel(self.job, now)  # no trainer is there that would read the stop
+        if now or self._is_deaf(self.platform.observe(self.job)):
+            self.platform.cancel(self.job, now)
         return True
+
+    def _is_deaf(self, seen: Observation) -> bool:
+        """Whether nothing is there that would read the stop: the trainer reads the claim itself, other jobs do not."""
+        absent = seen.state == "starting" and not seen.evidence.get("trainer_lives", True)
+        return self.name != "train" or seen.state in ("queued", "suspended") or absent
 
     @property
     def uri(self) -> str | None:
@@ -103,7 +119,19 @@ class JobStage:
             self.name == "evaluate" and not self.run.spec.evaluate
         )
 
-    def _status(self) -> Any:
+    def _limited(self, seen: Observation, status: Status | None) -> Verdict | None:
+        """The verdict on a job that has waited for too long; on the local platform the trainer's own limits count."""
+        if self.run.spec.platform == "local":
+            return None
+        from ..runs.waiting import spent
+
+        limit = spent(seen, status, self.run.spec.limits, datetime.now(UTC), trains=self.name == "train")
+        if limit is None:
+            return None
+        evidence = {**seen.evidence, "limit": limit.limit}
+        return Verdict("done", "failed", "user", ExitCode.LIMIT_SPENT, limit.reason, evidence)
+
+    def _status(self) -> Status | None:
         from ..runs import run as names
         from ..runs.status import load_status
 

@@ -59,7 +59,7 @@ PROOFS = {"train": _train_proof, "export": _export_proof, "evaluate": _evaluate_
 
 def _train_result(run: Run, result: Any) -> StageResult:
     lost = f", {result.steps_lost} steps done again" if result.steps_lost else ""
-    summary = f"step {result.final_step} proven; {result.recoveries} recoveries{lost}"
+    summary = f"step {result.final_step} proven; {result.counted}{lost}"
     return StageResult("train", summary, {"run": run.uri, **asdict(result)})
 
 
@@ -103,7 +103,7 @@ def nothing_left_to_do(run: Run) -> bool:
 
 def interval_of(run: Run) -> float:
     """Seconds between two looks at a run."""
-    return 0.25 if run.spec.platform == "local" else 15.0
+    return 0.25 if run.spec.platform == "local" else run.spec.beat
 
 
 def error_of(verdict: Verdict) -> ElasticTPUError:

@@ -1,4 +1,4 @@
-"""Storage that does not answer is unknown, not lost: whoever looks waits (contracts.md 6), and says so."""
+"""Storage or a cluster that does not answer is unknown, not lost: whoever looks waits (contracts.md 6) and says so."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ..runs.verdict import Verdict
 S = TypeVar("S")
 T = TypeVar("T")
 
-STORAGE = 1800.0  # seconds without an answer that are "unknown, not lost", as recovery.storage_timeout
+UNKNOWN = 1800.0  # seconds without an answer that are "unknown, not lost", as recovery.storage_timeout
 _PAUSE = 10.0  # seconds between two calls
 
 
@@ -23,7 +23,7 @@ def patiently(
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
     *,
-    limit: float = STORAGE,
+    limit: float = UNKNOWN,
 ) -> T:
     """Call again while there is no answer: a launcher only waits, the trainer goes on meanwhile.
 
@@ -40,18 +40,23 @@ def patiently(
         except Unreachable as error:
             if clock() - began > limit:
                 raise
-            tell(f"waiting for the storage: {error}")
+            tell(_waiting(error))
             sleep(_PAUSE)
 
 
 def patient(poll: Callable[[S], Verdict]) -> Callable[[S], Verdict]:
-    """A `poll` that answers with where things stood, when the storage does not answer."""
+    """A `poll` that answers with what is waited for, when the storage or the cluster does not answer."""
 
     @functools.wraps(poll)
     def wrapper(self: S) -> Verdict:
         try:
             return poll(self)
         except Unreachable as error:
-            return Verdict("running", reason=f"waiting for the storage: {error}")
+            return Verdict("running", reason=_waiting(error))
 
     return wrapper
+
+
+def _waiting(error: Unreachable) -> str:
+    """The error names what does not answer: a bucket, a folder, a cluster, its login."""
+    return f"waiting for an answer: {error}"

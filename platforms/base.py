@@ -71,6 +71,6 @@ def open_platform(run: Run) -> Platform:
         from .local.platform import LocalPlatform
 
         return LocalPlatform(run)
-    from ..runs.errors import BadInput, Problem
+    from .gke.platform import open_gke
 
-    raise BadInput([Problem("platform", run.spec.platform, "is not built yet; use `local`")])
+    return open_gke(run)

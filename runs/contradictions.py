@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
-from . import maxtext_config, plan
+from . import gke_rules, maxtext_config, plan
 from .errors import BadInput, Problem
 from .spec import NAME_TEMPLATES, RunSpec, is_bucket
 
@@ -158,7 +158,7 @@ def _resumable(spec: RunSpec) -> Iterator[Problem]:
 
 
 def _heldout(spec: RunSpec) -> Iterator[Problem]:
-    if spec.evaluate and spec.evaluate.heldout and spec.data.eval is None:
+    if spec.evaluate and spec.evaluate.heldout and spec.data.eval is None and not gke_rules.own_evaluator(spec):
         cure = "is required by evaluate.heldout; name the held-out files, or set `evaluate: false`"
         yield Problem("data.eval", None, cure)
 
@@ -188,7 +188,7 @@ def _evaluation(spec: RunSpec) -> Iterator[Problem]:
 
 
 def _gate(spec: RunSpec) -> Iterator[Problem]:
-    if spec.evaluate and spec.evaluate.gate and not spec.evaluate.heldout:
+    if spec.evaluate and spec.evaluate.gate and not spec.evaluate.heldout and not gke_rules.own_evaluator(spec):
         yield Problem("evaluate.gate", None, "needs `evaluate.heldout: true`, or no gate")
 
 
@@ -216,8 +216,14 @@ def _place(section: str, field: str) -> Rule:
 def _in_a_bucket(section: str, field: str) -> Rule:
     def rule(spec: RunSpec) -> Iterator[Problem]:
         uri = getattr(getattr(spec, section), field)
-        if spec.platform == "gke" and uri is not None and not is_bucket(uri) and uri not in plan.NOT_FILES:
-            yield Problem(f"{section}.{field}", uri, "must be a bucket (gs://...) on platform gke")
+        if spec.platform != "gke" or uri is None or is_bucket(uri) or uri in plan.NOT_FILES:
+            return
+        cure = "must be a bucket (gs://...) on platform gke"
+        if section == "data":
+            if gke_rules.is_mounted(spec, uri):
+                return
+            cure += ", or a path below a mountPath that gke.head gives the trainer (gcsfuse)"
+        yield Problem(f"{section}.{field}", uri, cure)
 
     return rule
 
@@ -274,7 +280,7 @@ _RULES: tuple[tuple[tuple[str, ...], Rule], ...] = (
         _division,
     ),
     (("data.train", "recovery"), _resumable),
-    (("data.eval", "evaluate"), _heldout),
+    (("data.eval", "evaluate", "gke.jobs"), _heldout),
     (("data.eval",), _heldout_kind),
     (("data.eval", "data.train"), _held_out),
     (("train.maxtext",), _packing),
@@ -292,6 +298,7 @@ _RULES: tuple[tuple[tuple[str, ...], Rule], ...] = (
     (("model.start_from",), _start_from),
     (("model.name", "train.maxtext", "export"), _exporter),
     (("evaluate", "export"), _evaluation),
-    (("evaluate",), _gate),
+    (("evaluate", "gke.jobs"), _gate),
     (("checkpoint.every", "train.steps"), _period),
+    *gke_rules.RULES,
 )

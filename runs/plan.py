@@ -80,6 +80,12 @@ def shape_of(spec: RunSpec) -> tpu.SliceShape:
     return tpu.resolve_slice(spec.slices.type, spec.slices.machine_type, spec.slices.topology)
 
 
+def colocated_python(spec: RunSpec) -> list[str]:
+    """The MaxText keys in force that need the colocated-Python sidecar beside the workers."""
+    keys = maxtext_config.resolved(spec.model.name, spec.train.maxtext)
+    return [key for key in ("colocated_python_data_input", "colocated_python_checkpointing") if keys.get(key)]
+
+
 def fsdp_ways(keys: Mapping[str, Any], devices: int, slices: int) -> int | None:
     """Devices that MaxText's fsdp axis spans over all slices; None when the axes do not multiply to what there is."""
 
@@ -184,7 +190,8 @@ def make_plan(spec: RunSpec) -> Plan:
     devices = shape.devices * spec.slices.count
     accumulation = int(_number(keys.get("gradient_accumulation_steps")))
     big = memory is not None and memory.checkpoint_gib > PERSISTENCE_ABOVE_GIB
-    persistence = big and spec.platform == "gke"
+    # A launcher need not have MaxText: the service serves a small checkpoint too, a large one is lost without it.
+    persistence = spec.platform == "gke" and (big or memory is None)
     notes = []
     if memory is None:
         notes.append(
@@ -195,6 +202,8 @@ def make_plan(spec: RunSpec) -> Plan:
             f"state needs {memory.per_device_gib:.1f} GiB a device, a chip has {shape.hbm_gib_per_chip:.0f}: "
             "use more chips a slice, or shard over slices (dcn_fsdp_parallelism)"
         )
+    if spec.platform == "gke" and colocated_python(spec):
+        notes.append("with colocated Python a preempted slice is a lost one: Pathways cannot suspend and resume it")
     if shape.generation == "sim":
         notes.append("simulated slices: processes of this machine, with CPU devices; figures are not TPU figures")
     hours = {
@@ -225,7 +234,7 @@ def _persistence_reason(memory: Memory | None, big: bool, platform: str) -> str:
     if platform != "gke":
         return "the local platform has no Pathways service"
     if memory is None:
-        return f"the size of a checkpoint is not known here; it matters above {PERSISTENCE_ABOVE_GIB} GiB"
+        return f"the size of a checkpoint is not known here, and above {PERSISTENCE_ABOVE_GIB} GiB it must be on"
     side = "above" if big else "not above"
     return f"a checkpoint is {memory.checkpoint_gib:.2f} GiB, {side} {PERSISTENCE_ABOVE_GIB} GiB"
 

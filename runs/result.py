@@ -25,6 +25,11 @@ class TrainingResult:
     seconds_by_kind: dict[str, float]
     early_stop: bool
 
+    @property
+    def counted(self) -> str:
+        """Its recoveries, for a person."""
+        return f"{self.recoveries} recover{'y' if self.recoveries == 1 else 'ies'}"
+
     def dump(self) -> bytes:
         """As the bytes of result.json."""
         return records.dump(asdict(self))

@@ -158,6 +158,16 @@ def resolve_slice(type: str | None, machine_type: str | None = None, topology: s
     raise _bad("slices.machine_type", machine_type, f"does not serve topology {topology}; {_choose(able)}")
 
 
+def one_host(shape: SliceShape) -> SliceShape:
+    """The slice that one machine of this kind is by itself, e.g. 2x2 for ``ct6e-standard-4t``."""
+    generation = _generation_of(shape.machine_type)
+    (machine,) = _machines(generation, shape.machine_type)
+    for topology in generation.topologies:
+        if machine.serves(topology) and _chips(topology) == machine.chips_per_vm:
+            return generation.shape(topology, machine)
+    raise _bad("slices.machine_type", shape.machine_type, "is never a slice by itself; take another type")
+
+
 def _simulated(type: str, machine_type: str | None, topology: str | None) -> SliceShape:
     problems = [
         Problem(f"slices.{field}", value, f"a simulated slice has none; remove it, {type!r} says all")

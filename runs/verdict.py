@@ -21,16 +21,21 @@ Act = Literal["none", "relaunch", "user"]
 class Observation:
     """One look at a job.
 
-    `state`: absent (never launched, or gone with no trace), queued, starting, running, over.
+    `state`: absent (never launched, or gone with no trace), queued, starting, running, suspended (put back into a
+    queue, or by hand, after it ran), over.
     `exit_code`: of a job that is over; negative for a signal (-9), None when nobody saw it end.
     `relaunching`: the platform itself starts the job again (so an exit is not the end).
+    `evidence`: for people, but for two facts: `trainer_lives` is False when what status.json says is of a trainer
+    before this one; `ran` is True when this very job has had all its slices before.
+    `waited`: seconds that it has been queued, starting or suspended.
     """
 
-    state: Literal["absent", "queued", "starting", "running", "over"]
+    state: Literal["absent", "queued", "starting", "running", "suspended", "over"]
     exit_code: int | None = None
     relaunching: bool = False
     detail: str = ""
     evidence: dict[str, Any] = field(default_factory=dict)
+    waited: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -92,8 +97,8 @@ def judge(job: str, seen: Observation, status: Status | None, proven: bool, unpr
                 "finishing", reason=f"{job}: the result is proven, the process is ending", evidence=seen.evidence
             )
         return Verdict("done", "complete", evidence=seen.evidence)
-    if seen.state == "queued":
-        return Verdict("queued", reason=seen.detail, evidence=seen.evidence)
+    if seen.state in ("queued", "suspended"):
+        return Verdict(seen.state, reason=seen.detail, evidence=seen.evidence)
     if seen.state in ("starting", "running") or seen.relaunching:
         return _alive(seen, status)
     if seen.state == "absent":
@@ -105,7 +110,7 @@ def judge(job: str, seen: Observation, status: Status | None, proven: bool, unpr
 def _alive(seen: Observation, status: Status | None) -> Verdict:
     if seen.relaunching and seen.state == "over":
         return Verdict("recovering", reason=seen.detail or "the trainer is being started again", evidence=seen.evidence)
-    if status is None:
+    if status is None or (seen.state == "starting" and not seen.evidence.get("trainer_lives", True)):
         return Verdict(
             "starting" if seen.state == "starting" else "running", reason=seen.detail, evidence=seen.evidence
         )
@@ -138,9 +143,9 @@ def _over(job: str, seen: Observation, status: Status | None, unproven_reason: s
         # Who ends on request says so in status.json; who is silent found another trainer's words there.
         outcome = "superseded"
         said = f"another trainer has this run (attempt {status.attempt} in status.json); {job} ended without a write"
+    # What the platform knows (which container, what failed before it) stands beside the trainer's own words.
+    reason = f"{said} ({seen.detail})" if said and seen.detail and said not in seen.detail else seen.detail or said
     verdict_code = ExitCode.INFRASTRUCTURE if code == ExitCode.EVICTED else code
     if code not in _WHO_ACTS:
         verdict_code = ExitCode.BUG
-    return Verdict(
-        "done", outcome, act, int(verdict_code), said or seen.detail or f"{job} exited {code}", seen.evidence
-    )
+    return Verdict("done", outcome, act, int(verdict_code), reason or f"{job} exited {code}", seen.evidence)

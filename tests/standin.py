@@ -19,15 +19,17 @@ import sys
 import time
 from pathlib import Path
 
+from elastic_tpu.platforms.gke.slices import GkeSlices
 from elastic_tpu.platforms.local.slices import LocalSlices
 from elastic_tpu.runs import published, records
 from elastic_tpu.runs import run as names
 from elastic_tpu.runs.errors import ElasticTPUError, ExitCode
 from elastic_tpu.runs.events import EventLog
 from elastic_tpu.runs.result import proven_result
-from elastic_tpu.runs.run import Run, open_run
+from elastic_tpu.runs.run import Run, local_folder, open_run
 from elastic_tpu.runs.status import SliceCount
 from elastic_tpu.trainer.curve import LossCurve
+from elastic_tpu.trainer.hardware import SliceEvents, Slices
 from elastic_tpu.trainer.policy import starts_without_progress
 from elastic_tpu.trainer.prover import Prover
 from elastic_tpu.trainer.recovery import Recovering, StepTimes, after_a_dead_process
@@ -43,7 +45,7 @@ class StandIn:
     def __init__(self, session: TrainerSession, args: argparse.Namespace) -> None:
         self.session, self.args, self.run = session, args, session.run
         self.beat = session.heartbeat
-        self.slices = LocalSlices(self.run.run_id, self.run.spec.slices.count)
+        self.slices = slices_of(session)
         self.prover = Prover(session, interval=0.1)
         self.losses = LossCurve(self.run, session.attempt.number)
         self.times = StepTimes()
@@ -74,7 +76,8 @@ class StandIn:
             self.recovering.ready = time.monotonic()
         self.beat.update(phase="restoring", slices=SliceCount(len(held), self.run.spec.slices.count))
         proven = self.prover.settle()
-        state = "" if proven is None else json.loads(self._folder(proven).joinpath("state.json").read_text())["state"]
+        saved = self.run.read(f"{names.checkpoint(proven)}/state.json") if proven is not None else None
+        state = "" if saved is None else saved["state"]
         step = 0 if proven is None else proven + 1
         if self.recovering:
             self.recovering.training, self.recovering.restored = time.monotonic(), step - 1
@@ -134,19 +137,28 @@ class StandIn:
             "recovery.started", step=reached, cause=self.recovering.cause, slices=lost, trained_seconds=self.times.total
         )
 
-    def _folder(self, step: int) -> Path:
-        return Path(self.run.uri) / names.checkpoint(step)
-
     def _save(self, step: int, state: str) -> None:
-        if self._folder(step).exists():
+        folder, body = names.checkpoint(step), json.dumps({"state": state, "step": step}).encode()
+        if self.run.store.list(f"{folder}/"):
             return
         self.beat.confirm()
-        temporary = self._folder(step).with_name(f"{step}.orbax-checkpoint-tmp")
-        temporary.mkdir(parents=True, exist_ok=True)
-        (temporary / "state.json").write_text(json.dumps({"state": state, "step": step}))
-        (temporary / "commit_success.txt").write_text("ok")
-        temporary.rename(self._folder(step))
+        local = local_folder(self.run)
+        # As Orbax saves: a folder gets its name when it is whole, a bucket its marker last.
+        temporary = folder if local is None else f"{folder}.orbax-checkpoint-tmp"
+        self.run.store.put(f"{temporary}/state.json", body)
+        self.run.store.put(f"{temporary}/commit_success.txt", b"ok")
+        if local is not None:
+            Path(local, temporary).rename(Path(local, folder))
         self.prover.saved(step)
+
+
+def slices_of(session: TrainerSession) -> Slices:
+    """Workers of this machine, or the Jobs of the cluster around this pod: those of the real trainer, without JAX."""
+    run, count = session.run, session.run.spec.slices.count
+    if run.spec.platform == "local":
+        return LocalSlices(run.run_id, count)
+    told = SliceEvents(session.event, count, simulated=True)
+    return GkeSlices(run.run_id, count, interval=0.2, on_change=told)
 
 
 def train(run: Run, args: argparse.Namespace) -> int:

@@ -33,9 +33,9 @@ class ElasticTraining:
 
     def __init__(self, session: TrainerSession, hardware: Hardware, overrides: Mapping[str, Any]) -> None:
         self._session, self._beat, self._slices = session, session.heartbeat, hardware.slices
-        self._spec, self._poll = session.run.spec, hardware.poll_interval
+        self._spec, self._hardware = session.run.spec, hardware
         self._arguments = maxtext_seams.arguments(overrides)
-        self._prover = Prover(session, interval=0.5 if self._spec.platform == "local" else 15.0)
+        self._prover = Prover(session, interval=self._spec.beat / 2)
         self._losses = LossCurve(session.run, session.attempt.number)
         self._budget = Budget(self._spec.patience.attempts_without_progress)
         self._manager = Manager()
@@ -60,7 +60,7 @@ class ElasticTraining:
         self._beat.wait_until_held()
         retry = self._manager.elastic_retry(
             minimum_slice_count=self._spec.slices.minimum,
-            poll_interval=self._poll,
+            poll_interval=self._hardware.poll_interval,
             pre_callback=self._slices_ready,
             on_elastic_event_callback=self._slices_lost,
             retry_policy=lambda attempt, error: True,  # `_judge` has decided already; only what may go on arrives here
@@ -125,7 +125,8 @@ class ElasticTraining:
         step = self._beat.status.step + 1
         kind, told = failures.telling(error)
         recovering = self._recovering is not None
-        failure = Failure(kind, str(told), step, not self._first_of_attempt, self._slices.lost(), recovering)
+        slices_lost = self._slices.lost(self._hardware.patience)
+        failure = Failure(kind, str(told), step, not self._first_of_attempt, slices_lost, recovering)
         cause = classify(failure, self._before)
         self._before = failure
         _log.warning("step %d failed (%s): %s", step, cause.value, failure.message.partition("\n")[0])
@@ -260,7 +261,7 @@ class ElasticTraining:
         self._prover.resume()
 
     def _raise_if_lost(self, state: dict[str, Any]) -> None:
-        lost = self._slices.lost()
+        lost = self._slices.lost() if self._hardware.simulated else frozenset()
         if not lost:
             return
         for array in jax.tree.leaves(state["state"]):  # nothing may go on from the memory of a slice that is gone

@@ -166,12 +166,11 @@ class TrainerSession:
         name = f"{self.attempt.folder}/{self.attempt.number}/trainer.log"
         self.log = AttemptLog(run, name) if capture_log else None
         self.events = EventLog(run.store, "trainer", self.attempt.number)
-        interval = 1.0 if run.spec.platform == "local" else 15.0
         self.heartbeat = Heartbeat(
             run,
             self.attempt.number,
             self.attempt.nonce,
-            interval,
+            run.spec.beat,
             exit_process,
             self.attempt.elapsed,
             last_words=self._last_words,

@@ -16,6 +16,7 @@ from ..runs.events import EventReader
 from ..runs.plan import maxtext_overrides
 from ..runs.result import TrainingResult, proven_result
 from ..runs.run import Run
+from .hardware import Hardware
 from .policy import starts_without_progress
 from .session import TrainerSession, patiently
 
@@ -58,13 +59,13 @@ def _train(session: TrainerSession) -> int:
     began = time.monotonic()
     from . import hardware
 
-    slices = hardware.prepare(run)
+    slices = hardware.prepare(run, session.event)
     from . import maxtext_seams
     from .elastic import ElasticTraining
 
     version = maxtext_seams.check()
     _log.info("MaxText %s is ready after %.1f s", version, time.monotonic() - began)
-    training = ElasticTraining(session, slices, maxtext_overrides(run.spec) | _of_this_machine(run))
+    training = ElasticTraining(session, slices, maxtext_overrides(run.spec) | _of_this_machine(run, slices))
     try:
         training.run()
         return finish(session, training)
@@ -89,12 +90,14 @@ class _Trained:
         return self.step
 
 
-def _of_this_machine(run: Run) -> dict[str, Any]:
+def _of_this_machine(run: Run, slices: Hardware) -> dict[str, Any]:
+    """MaxText keys that a spec cannot know, unless it sets them: what CPU devices need, wherever they stand in."""
     from .local_pathways import cache_folder
 
-    if run.spec.platform != "local" or "jax_cache_dir" in run.spec.train.maxtext:
+    if not slices.simulated:
         return {}
-    return {"jax_cache_dir": str(cache_folder())}
+    keys = {"hardware": "cpu", "attention": "dot_product", "jax_cache_dir": str(cache_folder())}
+    return {key: value for key, value in keys.items() if key not in run.spec.train.maxtext}
 
 
 class Training(Protocol):

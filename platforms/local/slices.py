@@ -1,7 +1,8 @@
 """The trainer's view of its own simulated slices: which are alive, which were lost since it took them.
 
 A held connection that breaks is a lost slice, even if the worker is back before anyone looks: the new one is another
-process with nothing of the state. The supervisor restarts workers by itself, so asking for a slice back is a no-op.
+process with nothing of the state. A slice has one worker, or one a VM, and is lost with any of them. Whoever runs the
+workers restarts them by itself, so asking for a slice back is a no-op.
 """
 
 from __future__ import annotations
@@ -23,18 +24,19 @@ def runtime_folder(run_id: str) -> Path:
     return Path(base if len(base) <= _LONGEST_BASE else "/tmp") / f"elastic-tpu-{os.getuid()}" / run_id
 
 
-def worker_socket(folder: Path, index: int) -> Path:
-    """Where the worker of a slice answers."""
-    return folder / f"s{index}.sock"
+def worker_socket(folder: Path, index: int, vm: int | None = None) -> Path:
+    """Where the worker of a slice answers, or that of one of its VMs if each has its own."""
+    return folder / (f"s{index}.sock" if vm is None else f"s{index}-{vm}.sock")
 
 
 class LocalSlices:
-    """Connections to the workers of a run's slices."""
+    """Connections to the workers of a run's slices: one worker a slice, or one for each of its `vms`."""
 
-    def __init__(self, run_id: str, count: int) -> None:
+    def __init__(self, run_id: str, count: int, vms: int = 1) -> None:
         self._folder = runtime_folder(run_id)
         self._count = count
-        self._held: dict[int, socket.socket] = {}
+        self._vms: tuple[int | None, ...] = tuple(range(vms)) if vms > 1 else (None,)
+        self._held: dict[int, list[socket.socket]] = {}
 
     @property
     def all(self) -> frozenset[int]:
@@ -45,52 +47,68 @@ class LocalSlices:
         """Take these slices for the coming attempt; returns those that answered."""
         self.close()
         for index in indices:
-            connection = self._connect(index)
-            if connection is not None:
-                self._held[index] = connection
+            connections = self._connect(index)
+            if connections is not None:
+                self._held[index] = connections
         return frozenset(self._held)
 
-    def lost(self) -> frozenset[int]:
-        """Held slices whose worker has died since they were taken."""
-        return frozenset(index for index, connection in self._held.items() if _broken(connection))
+    def lost(self, patience: float = 0.0) -> frozenset[int]:
+        """Held slices of which a worker has died since they were taken; a broken connection shows at once."""
+        return frozenset(index for index, held in self._held.items() if any(map(_broken, held)))
 
     def alive(self) -> frozenset[int]:
-        """Slices whose worker answers now."""
+        """Slices whose workers all answer now."""
         found = set()
         for index in range(self._count):
             held = self._held.get(index)
-            if held is not None and not _broken(held):
+            if held is not None and not any(map(_broken, held)):
                 found.add(index)
                 continue
-            probe = self._connect(index)
-            if probe is not None:
-                probe.close()
+            probes = self._connect(index)
+            if probes is not None:
+                _close(probes)
                 found.add(index)
         return frozenset(found)
 
     def ask_back(self, indices: Iterable[int]) -> None:
-        """The supervisor restarts lost workers unasked."""
+        """Lost workers are restarted unasked."""
 
     def close(self) -> None:
         """Let go of all slices."""
-        for connection in self._held.values():
-            connection.close()
+        for connections in self._held.values():
+            _close(connections)
         self._held.clear()
 
-    def _connect(self, index: int) -> socket.socket | None:
+    def _connect(self, index: int) -> list[socket.socket] | None:
+        """A connection to each worker of a slice, or None if one does not answer."""
+        connections: list[socket.socket] = []
+        for vm in self._vms:
+            connection = self._connect_to(index, vm)
+            if connection is None:
+                _close(connections)
+                return None
+            connections.append(connection)
+        return connections
+
+    def _connect_to(self, index: int, vm: int | None) -> socket.socket | None:
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         connection.settimeout(2.0)
         try:
-            connection.connect(str(worker_socket(self._folder, index)))
+            connection.connect(str(worker_socket(self._folder, index, vm)))
             hello = json.loads(connection.makefile("rb").readline() or b"{}")
         except (OSError, ValueError):
             connection.close()
             return None
-        if hello.get("slice") != index:
+        if (hello.get("slice"), hello.get("vm", 0)) != (index, vm or 0):
             connection.close()
             return None
         connection.setblocking(False)
         return connection
+
+
+def _close(connections: Iterable[socket.socket]) -> None:
+    for connection in connections:
+        connection.close()
 
 
 def _broken(connection: socket.socket) -> bool:

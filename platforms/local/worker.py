@@ -1,8 +1,8 @@
 """A slice's worker: the process whose death is the loss of a simulated slice.
 
-It stands in for the Pathways workers of one TPU slice. It computes nothing; it holds a connection to whoever uses the
-slice, so that a SIGKILL is seen at once, as the Pathways proxy sees a broken channel. Run as a script, standard
-library only: it starts in a few hundredths of a second.
+It stands in for the Pathways workers of one TPU slice, or for that of one of its VMs. It computes nothing; it holds a
+connection to whoever uses the slice, so that a SIGKILL is seen at once, as the Pathways proxy sees a broken channel.
+Run as a script, standard library only: it starts in a few hundredths of a second.
 """
 
 import argparse
@@ -10,6 +10,7 @@ import json
 import os
 import selectors
 import socket
+from pathlib import Path
 
 
 def main() -> None:
@@ -17,14 +18,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--socket", required=True)
     parser.add_argument("--slice", type=int, required=True)
-    parser.add_argument("--generation", type=int, required=True)
+    parser.add_argument("--vm", type=int, default=0)
+    parser.add_argument("--generation", type=int, default=1)
     args = parser.parse_args()
+    Path(args.socket).parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     temporary = f"{args.socket}.{os.getpid()}"
     server = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     server.bind(temporary)
     server.listen(64)
     os.rename(temporary, args.socket)  # noqa: PTH104 - visible only once it answers
-    hello = json.dumps({"slice": args.slice, "generation": args.generation, "pid": os.getpid()}).encode() + b"\n"
+    who = {"slice": args.slice, "vm": args.vm, "generation": args.generation, "pid": os.getpid()}
+    hello = json.dumps(who).encode() + b"\n"
     selector = selectors.DefaultSelector()
     selector.register(server, selectors.EVENT_READ)
     while True:

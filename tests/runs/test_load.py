@@ -64,6 +64,7 @@ def test_every_problem_is_told_at_once_and_no_other() -> None:
         "train.maxtext.hf_access_token: '<hidden>', looks like a credential; pass it by reference under `secrets`",
         "train.maxtext.run_name: 'x', is set by the product; use run.name",
         "train.maxtext.base_mlp_dim: 'wide', must be a number; MaxText's default is 7168",
+        "gke: is required on platform gke: the trainer's `image`, `pathways: {tag}`, and the cluster",
     ]
 
 
@@ -122,7 +123,10 @@ MISTAKES: list[tuple[dict[str, Any], str]] = [
     (document(run={"labels": {"x": TOKEN}}), "run.labels.x: '<hidden>', looks like a credential"),
     (document(tokn=TOKEN), "tokn: '<hidden>', is not a field here"),
     (document(local={"trainer": ["x", f"--token={TOKEN}"]}), "local.trainer.1: '<hidden>', looks like a credential"),
-    (gke(gke={"head": {"env": [{"name": "API_KEY", "value": "x"}]}}), "gke.head.env.0.value: '<hidden>', looks like"),
+    (
+        gke(gke={"head": {"spec": {"initContainers": [{"name": "x", "env": [{"name": "API_KEY", "value": "x"}]}]}}}),
+        "gke.head.spec.initContainers.0.env.0.value: '<hidden>', looks like",
+    ),
     (document(train={"maxtext": {"wandb_api_key": "x"}}), "train.maxtext.wandb_api_key: '<hidden>', looks like"),
 ]
 
@@ -139,6 +143,7 @@ def test_what_is_right_on_its_own_platform() -> None:
     assert lines(document()) == lines(gke()) == []
     assert lines(gke(secrets={"HF_TOKEN": {"secret": "hf-token", "key": "token"}})) == []
     assert lines(document(recovery=False, data={"train": "/d/x.jsonl"})) == []
+    assert lines({**document(), "gke": gke()["gke"] | {"image": "x:latest"}}) == []  # of a profile for both
     assert lines(document(model={"name": "llama2-7b"}, export=False, evaluate=False)) == []
     assert lines(document(train={"steps": 20}, checkpoint={"every": 20})) == []  # the last step is saved anyway
     assert lines(document(train={"maxtext": {"learning_rate": "3e-5", "hf_access_token": ""}})) == []

@@ -77,7 +77,7 @@ def test_a_fraction_of_a_row_a_device_is_a_whole_batch() -> None:
 
 
 def test_too_little_memory_is_noted() -> None:
-    (note,) = make_plan(spec(**gke(slices={"type": "v6e-4", "count": 4}, model={"name": "qwen3-32b"}))).notes
+    (note,) = make_plan(spec(**gke(slices={"type": "v6e-4", "count": 1}, model={"name": "qwen3-32b"}))).notes
     assert "a chip has 32" in note
     assert "dcn_fsdp_parallelism" in note
 

@@ -342,7 +342,7 @@ def test_the_page_stands_alone_and_is_small() -> None:
 def test_simulated_slices_are_called_simulated_and_others_are_not() -> None:
     assert "simulated slices" in laid_out(of()).text
     assert "not a figure of TPUs" in laid_out(of()).text
-    real = small.gke(gke={"project": "p", "location": "l", "cluster": "c", "image": "i"})
+    real = small.gke(gke={"project": "p", "location": "l", "cluster": "c"})
     from elastic_tpu.runs.load import check
 
     assert "simulated" not in laid_out(of(spec=check(real))).text

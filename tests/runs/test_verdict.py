@@ -77,7 +77,11 @@ def test_a_job_that_is_gone_without_a_proof() -> None:
     ("seen", "said", "phase"),
     [
         (Observation("queued"), None, "queued"),
+        (Observation("suspended"), None, "suspended"),
+        (Observation("suspended"), status("training"), "suspended"),  # a trainer's that was put back with its job
         (Observation("starting"), None, "starting"),
+        (Observation("starting"), status("training"), "running"),  # with some of its slices
+        (Observation("starting", evidence={"trainer_lives": False}), ended(75, "stalled"), "starting"),
         (Observation("running"), None, "running"),
         (Observation("running"), status("starting"), "starting"),
         (Observation("running"), status("restoring"), "starting"),
@@ -99,3 +103,14 @@ def test_a_job_that_goes_on(seen: Observation, said: Status | None, phase: str) 
 
 def test_a_recovery_says_how_many_slices_there_are() -> None:
     assert judge("train", Observation("running"), status("waiting"), proven=False).reason == "2 of 3 slices"
+
+
+def test_a_job_that_waits_says_what_for() -> None:
+    for state in ("queued", "suspended"):
+        seen = Observation(state, detail="waits in queue tpu")  # type: ignore[arg-type]
+        assert judge("train", seen, status("training"), proven=False).reason == "waits in queue tpu"
+
+
+def test_a_start_does_not_repeat_the_words_of_a_trainer_before_it() -> None:
+    seen = Observation("starting", detail="0 of 3 slices ready", evidence={"trainer_lives": False})
+    assert judge("train", seen, ended(75, "stalled"), proven=False).reason == "0 of 3 slices ready"

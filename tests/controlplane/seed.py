@@ -1,0 +1,156 @@
+"""The seed of this project as an experiment: real MaxText on a real Kubernetes loses a worker pod and recovers.
+
+Control plane, JobSet, RBAC, launcher, trainer, Orbax and the bucket's protocol are real; pods are processes of this
+machine, and the slices are simulated: CPU devices of the trainer that live and die with the worker pods.
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from elastic_tpu.platforms.gke import names
+from elastic_tpu.platforms.local import worker
+from elastic_tpu.platforms.local.slices import runtime_folder, worker_socket
+from elastic_tpu.tests.controlplane.cases import TAG, ClusterCase, Json
+from elastic_tpu.tests.controlplane.kubelet import ProcessKubelet
+from elastic_tpu.tests.support import Launcher, until
+from elastic_tpu.trainer.hardware import SIMULATED
+
+SLICES, VMS = 3, 4
+TINY = {
+    "base_emb_dim": 96,
+    "base_num_query_heads": 4,
+    "base_num_kv_heads": 2,
+    "base_mlp_dim": 288,
+    "base_num_decoder_layers": 2,
+    "head_dim": 24,
+    "vocab_size": 288,
+    "max_target_length": 128,
+    "per_device_batch_size": 1,
+    "learning_rate": 0.003,
+    "num_epoch": 10,
+    "packing": True,
+}
+
+
+class SeedCase(ClusterCase):
+    """A run whose trainer is the real one, with three simulated slices of four VMs, each VM a worker pod."""
+
+    steps = 0
+
+    def write_seed(self, data: Path, steps: int, every: int) -> None:
+        """`data`: a folder made by examples/make_data.py."""
+        self.steps = steps
+        mount = {"name": "data", "mountPath": str(data)}
+        trainer = {"name": names.TRAINER, "volumeMounts": [mount]}
+        volume = {"name": "data", "hostPath": {"path": str(data)}}  # the kubelet mounts nothing: the same path
+        pool = {"cloud.google.com/gke-nodepool": self.pool}
+        pod = {"nodeSelector": pool, "containers": [trainer], "volumes": [volume]}
+        gke: Json = {
+            "namespace": self.namespace,
+            "kubeconfig": str(self.kubeconfig),
+            "image": "example.test/trainer:1",
+            "pathways": {"tag": TAG},
+            "interval": "1s",
+            "head": {"spec": pod},
+        }
+        self.write(
+            slices={"type": "v5litepod-16", "count": SLICES},
+            model={"name": "qwen3-0.6b", "tokenizer": str(data / "tokenizer")},
+            data={"train": str(data / "train.parquet"), "eval": str(data / "valid.parquet")},
+            train={"steps": steps, "maxtext": TINY},
+            checkpoint={"every": every, "keep": 3},
+            export={"dtype": "bfloat16"},
+            evaluate={"heldout": True, "gate": ["heldout.loss <= 5.6"]},
+            gke=gke,
+        )
+
+    def is_proven(self) -> bool:
+        """Whether there is something to restore."""
+        return self.started and bool(self.events("checkpoint.proven"))
+
+    def program(self, pod: Json, container: Json, environment: Json, argv: list[str]) -> tuple[list[str], Json] | None:
+        if container["name"] == names.TRAINER:
+            module = argv[argv.index("-m") :]
+            return [sys.executable, *module], {**self.environment, SIMULATED: f"{VMS}x1"}
+        if container["name"] == names.WORKER:
+            labels = pod["metadata"]["labels"]
+            index = int(labels[names.JOB_INDEX])
+            vm = int(labels["batch.kubernetes.io/job-completion-index"])
+            address = worker_socket(runtime_folder(self.run_id), index, vm)
+            return [sys.executable, worker.__file__, *arguments(address, index, vm)], {}
+        return None
+
+    @contextmanager
+    def simulated_slices(self) -> Iterator[ProcessKubelet]:
+        """A node for the head and four for each slice, whose pods are processes."""
+        with ProcessKubelet(self.plane, self.folder / "kubelet", self.program) as kubelet:
+            self.kubelet = kubelet
+            kubelet.cpu_pool(self.pool)
+            for index in range(SLICES):
+                kubelet.tpu_pool(f"{self.namespace}-s{index}", "tpu-v5-lite-podslice", "4x4", VMS, 4)
+            yield kubelet
+
+
+def arguments(address: Path, index: int, vm: int) -> list[str]:
+    """Of a worker process."""
+    return ["--socket", str(address), "--slice", str(index), "--vm", str(vm)]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What was seen. Seconds are of a simulation, but for what Kubernetes took."""
+
+    killed: str
+    killed_at: int
+    recovery: dict[str, Any]
+    same_head: bool
+    container_restarts: int
+    jobset_restarts: int
+    code: int
+    summary: str
+
+
+def experiment(
+    case: SeedCase, seed: int, tell: Callable[[str], None] = lambda text: None, seconds: float = 300.0
+) -> Outcome:
+    """Run it: a worker pod is deleted by force at a moment that the seed chooses, whatever happens at that moment."""
+    chance = random.Random(seed)
+    with case.simulated_slices(), Launcher(case) as launcher:
+        over = launcher.process.poll
+        until(lambda: over() is not None or case.is_proven(), "the first proven checkpoint", seconds)
+        assert over() is None, launcher.output
+        at = chance.randrange(case.steps // 4, case.steps // 2)
+        until(lambda: (s := case.status) is not None and s.step >= at, f"step {at}", seconds)
+        time.sleep(chance.random() * 2)  # any moment: within a step, a save, a heartbeat
+        index = chance.randrange(SLICES)
+        before = case.pods(names.HEAD)[0]
+        status = case.status
+        assert status is not None
+        mine = [p for p in case.pods(names.WORKER) if p["metadata"]["labels"][names.JOB_INDEX] == str(index)]
+        victim = str(chance.choice(mine)["metadata"]["name"])
+        tell(f"step {status.step}: kubectl delete pod {victim} --force --grace-period=0")
+        case.plane.kubectl("delete", "pod", victim, "-n", case.namespace, "--force", "--grace-period=0")
+        until(lambda: case.events("recovery.finished"), "the recovery", seconds)
+        after, jobset = case.pods(names.HEAD)[0], case.jobset
+        assert jobset is not None
+        code = launcher.wait(seconds)
+        case.nothing_left()
+        trainer = next(c for c in after["status"]["containerStatuses"] if c["name"] == names.TRAINER)
+        return Outcome(
+            killed=victim,
+            killed_at=status.step,
+            recovery=case.events("recovery.finished")[-1].data,
+            same_head=before["metadata"]["uid"] == after["metadata"]["uid"],
+            container_restarts=int(trainer["restartCount"]),
+            jobset_restarts=int(jobset["status"].get("restarts", 0)),
+            code=code,
+            summary=launcher.output,
+        )

@@ -1,0 +1,175 @@
+"""Slices are lost in every way there is: the right one is named, it comes back, and training goes on or says why not."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from elastic_tpu.platforms.gke import names, worker
+from elastic_tpu.runs.errors import ExitCode
+from elastic_tpu.tests.support import expected_state, until
+
+if TYPE_CHECKING:
+    from elastic_tpu.tests.controlplane.cases import ClusterCase
+
+Json = dict[str, Any]
+SLOW = ["--step-seconds", "0.05"]
+
+
+def workers(case: ClusterCase, slice_: int) -> list[Json]:
+    """Living pods of a slice, by the number of their VM."""
+    mine = [p for p in case.pods(names.WORKER) if p["metadata"]["labels"][names.JOB_INDEX] == str(slice_)]
+    return sorted(mine, key=lambda p: int(p["metadata"]["labels"]["batch.kubernetes.io/job-completion-index"]))
+
+
+def fail(case: ClusterCase, pod: Json, code: int = 1) -> None:
+    """As a kubelet reports a pod whose container has ended for good."""
+    ended = {"terminated": {"exitCode": code, "reason": "Error"}}
+    container = {"name": names.WORKER, "ready": False, "restartCount": 0, "image": "", "imageID": "", "state": ended}
+    unready = [{"type": kind, "status": "False"} for kind in ("Ready", "ContainersReady")]
+    status = {"phase": "Failed", "containerStatuses": [container], "conditions": unready}
+    patch = ["--subresource=status", "--type=strategic", "-p", json.dumps({"status": status})]
+    case.plane.kubectl("patch", "pod", "-n", case.namespace, pod["metadata"]["name"], *patch)
+
+
+def recovered(case: ClusterCase, times: int, seconds: float = 60.0) -> None:
+    until(lambda: len(case.events("recovery.finished")) == times, f"recovery {times}", seconds)
+
+
+def complete(case: ClusterCase, recoveries: int) -> None:
+    """No step was left out or done twice, by one process."""
+    result = case.record("result.json")
+    assert result is not None
+    assert (result["attempts"], result["recoveries"]) == (1, recoveries)
+    assert case.final_state() == expected_state(result["final_step"] + 1)
+
+
+def may_only_look(case: ClusterCase) -> None:
+    """Take the trainer's right to delete the Job of a lost slice."""
+    rules = [{"op": "replace", "path": "/rules/0/verbs", "value": ["get"]}]
+    arguments = ["-n", case.namespace, "--type=json", "-p", json.dumps(rules)]
+    case.plane.kubectl("patch", "role", "elastic-tpu-trainer", *arguments)
+
+
+def test_each_loss_heals_with_nobody_watching(case: ClusterCase) -> None:
+    case.trainer = SLOW
+    with case.hardware():
+        train = case.launch()
+        case.wait_for_step(12)
+        head, before = case.pods(names.HEAD)[0], case.jobset
+        case.lose(1)  # one VM, and with it the slice
+        recovered(case, 1)
+        fail(case, workers(case, 0)[2])
+        recovered(case, 2)
+        case.lose(1, 4)
+        recovered(case, 3)
+        case.plane.kubectl(  # both slices at once
+            *["delete", "pod", "-n", case.namespace, "--force", "--grace-period=0"],
+            *["-l", f"{names.REPLICATED_JOB}={names.WORKER}"],
+        )
+        recovered(case, 4)
+        # Until here nobody has polled.
+        verdict = case.watch(train)
+        assert verdict.outcome == "complete", verdict
+        complete(case, recoveries=4)
+        lost = [e.data["slice"] for e in case.events("slice.lost")]
+        assert lost[:3] == [1, 0, 1]
+        assert sorted(lost[3:]) == [0, 1]
+        assert sorted(lost) == sorted(e.data["slice"] for e in case.events("slice.back"))
+        after = case.jobset
+        assert before is not None
+        assert after is not None
+        assert after["metadata"]["uid"] == before["metadata"]["uid"]
+        assert after["status"].get("restarts", 0) == 0
+        (pod,) = (p for p in case.get("pods") if p["metadata"]["labels"][names.REPLICATED_JOB] == names.HEAD)
+        assert pod["metadata"]["uid"] == head["metadata"]["uid"]
+
+
+def test_without_the_right_to_delete_the_back_off_heals_it_and_meanwhile_it_is_named(case: ClusterCase) -> None:
+    case.trainer = SLOW
+    may_only_look(case)
+    with case.hardware():
+        train = case.launch()
+        case.wait_for_step(12)
+        lost = workers(case, 1)[3]
+        fail(case, lost)
+
+        def told() -> Any:
+            verdict = train.poll()
+            return verdict if verdict.phase == "recovering" and verdict.evidence.get("lost") else None
+
+        verdict = until(told, "a verdict that names the slice")
+        assert verdict.evidence["lost"] == [1]
+        assert verdict.evidence["slices"] == [1, 2]
+        assert "slice" in verdict.reason
+        recovered(case, 1)
+        kept = {p["metadata"]["uid"] for p in workers(case, 1)}
+        assert len(kept) == 4
+        assert lost["metadata"]["uid"] not in kept
+        verdict = case.watch(train)
+        assert verdict.outcome == "complete", verdict
+        complete(case, recoveries=1)
+        log = case.run.store.read("attempts/1/trainer.log").data.decode()
+        assert "give the head's service account the Role elastic-tpu-trainer of deploy/rbac.yaml" in log
+
+
+def test_a_slice_that_fails_too_often_restarts_all_and_then_ends_the_run(
+    case: ClusterCase, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(worker, "_LOST_PODS", 0)  # its Job fails with the first lost pod
+    may_only_look(case)  # or the trainer makes the Job anew before
+    case.trainer = SLOW
+    case.write(recovery={"head_restarts": 1}, train={"steps": 200})
+    with case.hardware():
+        train = case.launch()
+        case.wait_for_step(12)
+        fail(case, workers(case, 1)[0], code=9)
+        until(lambda: len(case.events("attempt.started")) == 2, "a new head")
+        assert [e.data["code"] for e in case.events("attempt.ended")] == [ExitCode.EVICTED]
+        proven = case.events("attempt.started")[1].data["proven_step"]
+        assert proven >= 10
+        case.wait_for_step(proven + 2)
+        fail(case, workers(case, 0)[0], code=9)
+        verdict = case.watch(train)
+        assert (verdict.outcome, verdict.act, verdict.code) == ("failed", "relaunch", 75), verdict
+        assert "slice 0 failed more often than it may" in verdict.reason
+        assert "pathways-worker exited 9" in verdict.reason
+        assert "all 1 restarts are spent" in verdict.reason
+        assert case.do("release")[1].outcome == "complete"
+        case.nothing_left()
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("how", ["silent", "deleted"])
+def test_a_slice_whose_node_goes_comes_back_on_another_pool(
+    gcs_bucket: str, tmp_path: Path, how: str, request: pytest.FixtureRequest
+) -> None:
+    """On a control plane that waits for seconds, not for minutes, before it gives a node up."""
+    from elastic_tpu.tests.controlplane.cases import ClusterCase
+    from elastic_tpu.tests.controlplane.plane import ControlPlane
+
+    request.applymarker("controlplane")
+    patience = {
+        "kube-controller-manager": ["--node-monitor-grace-period=6s", "--node-monitor-period=1s"],
+        "kube-apiserver": ["--default-not-ready-toleration-seconds=2", "--default-unreachable-toleration-seconds=2"],
+    }
+    with ControlPlane(tmp_path / "control", arguments=patience) as plane:
+        case = ClusterCase(plane, plane.namespace("team"), gcs_bucket, tmp_path / "case")
+        case.trainer = SLOW
+        with case.hardware(slices=3):  # one to spare
+            train = case.launch()
+            case.wait_for_step(12)
+            node = workers(case, 1)[0]["spec"]["nodeName"]
+            if how == "silent":
+                plane.silence(node)
+            else:
+                plane.remove(node)
+            recovered(case, 1, 120)
+            verdict = case.watch(train)
+            assert verdict.outcome == "complete", verdict
+            complete(case, recoveries=1)
+            assert [e.data["slice"] for e in case.events("slice.lost")] == [1]
+            assert case.do("release")[1].outcome == "complete"
+            case.nothing_left()

@@ -1,0 +1,54 @@
+"""The rights that are asked for are those that deploy/rbac.yaml grants, no more and no less."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import elastic_tpu
+import pytest
+import yaml
+from elastic_tpu.platforms.gke.preflight import LAUNCHER, TRAINER, Rule, problems
+
+RBAC = Path(elastic_tpu.__file__).parent / "deploy" / "rbac.yaml"
+
+
+@pytest.fixture(scope="module")
+def documents() -> list[dict[str, Any]]:
+    return list(yaml.safe_load_all(RBAC.read_text()))
+
+
+@pytest.mark.parametrize(("name", "rules"), [("elastic-tpu-launcher", LAUNCHER), ("elastic-tpu-trainer", TRAINER)])
+def test_rbac_grants_what_is_asked_for_and_nothing_else(
+    documents: list[dict[str, Any]], name: str, rules: tuple[Rule, ...]
+) -> None:
+    (role,) = (d for d in documents if d["kind"] == "Role" and d["metadata"]["name"] == name)
+    granted = [
+        Rule(verb, group, resource)
+        for rule in role["rules"]
+        for group in rule["apiGroups"]
+        for resource in rule["resources"]
+        for verb in rule["verbs"]
+    ]
+    assert sorted(granted) == sorted(rules)
+
+
+def test_every_role_is_bound_to_the_account_of_its_name(documents: list[dict[str, Any]]) -> None:
+    made = {(d["kind"], d["metadata"]["name"]) for d in documents}
+    names = ("elastic-tpu-launcher", "elastic-tpu-trainer")
+    assert made == {(kind, name) for kind in ("ServiceAccount", "Role", "RoleBinding") for name in names}
+    for binding in (d for d in documents if d["kind"] == "RoleBinding"):
+        name = binding["metadata"]["name"]
+        assert (binding["roleRef"]["kind"], binding["roleRef"]["name"]) == ("Role", name)
+        assert binding["subjects"] == [{"kind": "ServiceAccount", "name": name, "namespace": "default"}]
+
+
+def test_all_that_would_keep_a_run_from_starting_is_named() -> None:
+    found = "\n".join(map(str, problems("team", ["create jobs.batch", "get pods/log"], "robot", False)))
+    for text in ("gke.namespace: 'team'", "create jobs.batch, get pods/log", "deploy/rbac.yaml", "'robot'"):
+        assert text in found
+
+
+@pytest.mark.parametrize("has", [True, None])
+def test_an_account_that_is_there_or_cannot_be_looked_for_is_no_problem(has: bool | None) -> None:
+    assert problems("team", [], "robot", has) == []
