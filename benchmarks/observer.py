@@ -62,7 +62,7 @@ def watch(kubeconfig: str, namespace: str, runs: int, interval: float, minutes: 
         assert jobset is not None, f"{name} is there, and was not seen"
         pods, events = [], []
         if state.needs_detail(jobset):
-            pods, events = cluster.list_pods(f"{names.RUN_ID}={name}"), cluster.list_events()
+            pods, events = cluster.list_pods(f"{names.RUN_ID}={name}"), observer.events(name)
         look = state.look(jobset, pods, events, datetime.now(UTC))
         assert look.observation.state == "running", look
         restarts = jobset["status"]["restarts"]

@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from ..components.stage import StageResult
 from ..runs import goodput
 from ..runs.errors import ElasticTPUError, ExitCode
-from ..runs.events import EventReader
+from ..runs.events import EventReader, is_simulated
 from ..runs.published import evaluation_of, judge_gate
 from ..runs.result import read_result
 from ..runs.run import Run
@@ -44,7 +44,7 @@ def summary(
         ]
     result = read_result(run)
     if result is not None:
-        simulated = " (simulated slices)" if run.spec.platform == "local" else ""
+        simulated = " (simulated slices)" if is_simulated(run.spec.platform, events) else ""
         share = "" if result.goodput is None else f", goodput {100 * result.goodput:.0f} %{simulated}"
         lines.append(f"training       step {result.final_step} proven, {result.counted}{share}")
         kinds = ", ".join(f"{k.replace('_', ' ')} {v:.1f}" for k, v in result.seconds_by_kind.items() if v >= 0.05)

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
-from ..runs.errors import ElasticTPUError, ExitCode, Infrastructure
+from ..runs.errors import ElasticTPUError, EndedOnRequest, ExitCode, Infrastructure
 from ..runs.verdict import Observation, Verdict, judge
 from .claimed import StageClaim
 from .outcomes import PROOFS, RESULTS, StageResult, error_of, interval_of, last_stage
@@ -40,6 +40,7 @@ class JobStage:
         self.job: Job = Job(step.name, (*step.argv, "--run", run.uri), step.slices)
         self._proof = PROOFS[step.name]
         self._verdict: Verdict | None = None
+        self._told = ""
 
     def submit(self) -> None:
         self._claim.take(first=False) if self.step.claim == "take" else self._claim.join()
@@ -49,7 +50,7 @@ class JobStage:
         if self.platform.observe(self.job).state in ("queued", "starting", "running", "suspended"):
             return  # adopted
         if self._proof(self.run)[0] is None:  # asked last: a job that was just running may have proven it
-            self.platform.launch(self.job)
+            self.platform.launch(self.job, self._waiting)
 
     @patient
     def poll(self) -> Verdict:
@@ -136,6 +137,14 @@ class JobStage:
         from ..runs.status import load_status
 
         return load_status(self.run.read(names.STATUS)) if self.name == "train" else None
+
+    def _waiting(self, what: str) -> None:
+        """While the job before this one goes: keep the claim, and begin nothing for a run that is being stopped."""
+        if what != self._told:
+            self._told = what
+            self._tell(what)
+        if self._claim.renew():
+            raise EndedOnRequest(f"stop asked for by {self._claim.stopped_by}; nothing more is started")
 
     def _wait_until_stopped(self) -> None:
         """A trainer that obeys a stop already cannot be adopted: wait until it is over."""

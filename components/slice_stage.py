@@ -46,7 +46,7 @@ class SliceStage:
         self._claim.take()
         if self._needless:
             return
-        if self.platform.slices().state == "failed":
+        if self._some_left():
             self._tell("waiting until what is left of the slices before is gone")
         self.platform.acquire()
 
@@ -61,6 +61,12 @@ class SliceStage:
         if self._holds_any():
             self._tell("giving the slices back")
         self._report = self.platform.release(jobs=not goes_on)
+
+    def _some_left(self) -> bool:
+        try:
+            return self.platform.slices().state == "failed"
+        except ElasticTPUError:
+            return False  # whoever asks for slices is told all that is in the way
 
     def _holds_any(self) -> bool:
         try:

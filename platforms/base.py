@@ -5,6 +5,7 @@ Effects only; what a look means is decided in `runs/verdict.py`. Every call is s
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
@@ -52,8 +53,11 @@ class Platform(Protocol):
     def release(self, jobs: bool = True) -> ReleaseReport:
         """Give the slices back and end what runs on them, and verify that it is gone; with `jobs`, CPU jobs as well."""
 
-    def launch(self, job: Job) -> None:
-        """Start a job, or adopt the one that runs."""
+    def launch(self, job: Job, waiting: Callable[[str], None] = lambda text: None) -> None:
+        """Start a job, or adopt the one that runs.
+
+        `waiting` is called again and again, with what for, while something of its predecessor has to go first.
+        """
 
     def observe(self, job: Job) -> Observation:
         """Look at a job."""

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import itertools
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
@@ -45,6 +46,9 @@ KINDS = frozenset(
 )
 
 
+_AT_A_TIME = 16  # requests of a reader
+
+
 @dataclass(frozen=True)
 class Event:
     """One thing that happened."""
@@ -55,6 +59,11 @@ class Event:
     attempt: int | None = None
     step: int | None = None
     data: Mapping[str, Any] = field(default_factory=dict)
+
+
+def is_simulated(platform: str, events: Iterable[Event]) -> bool:
+    """Whether a run's figures are those of simulated slices: the local platform's, or a test cluster's."""
+    return platform == "local" or any(e.data.get("simulated") for e in events if e.kind.startswith("slice."))
 
 
 class EventLog:
@@ -127,14 +136,21 @@ class EventReader:
 
     def all(self) -> list[Event]:
         """Every event so far, by time."""
-        for entry in self._store.list("events/"):
-            if entry.name in self._known or not entry.name.endswith(".json"):
-                continue
-            try:
-                self._known[entry.name] = parse(self._store.read(entry.name).data, entry.name)
-            except (NotFound, BadInput):
-                continue  # deleted meanwhile, or not ours
+        names = [entry.name for entry in self._store.list("events/")]
+        new = [name for name in names if name not in self._known and name.endswith(".json")]
+        if len(new) > 1:  # a request each: a bucket answers many at a time, a run of weeks has thousands
+            with ThreadPoolExecutor(_AT_A_TIME) as readers:
+                found = list(readers.map(self._read, new))
+        else:
+            found = [self._read(name) for name in new]
+        self._known.update({name: event for name, event in zip(new, found, strict=True) if event is not None})
         return [self._known[name] for name in sorted(self._known)]
+
+    def _read(self, name: str) -> Event | None:
+        try:
+            return parse(self._store.read(name).data, name)
+        except (NotFound, BadInput):
+            return None  # deleted meanwhile, or not ours
 
 
 def parse(data: bytes, name: str) -> Event:

@@ -26,7 +26,7 @@ TRAINER, RM, PROXY, WORKER, SIDECAR = (
 OURS = ("elastic-tpu.dev/", "jobset.sigs.k8s.io/", "batch.kubernetes.io/")
 QUEUE = "kueue.x-k8s.io/queue-name"
 TPU = "google.com/tpu"
-HEAD_ENV = ("JAX_PLATFORMS", "JAX_BACKEND_TARGET", "IFRT_PROXY_USE_INSECURE_GRPC_CREDENTIALS", "POD_NAMESPACE")
+HEAD_ENV = ("JAX_PLATFORMS", "JAX_BACKEND_TARGET", "IFRT_PROXY_USE_INSECURE_GRPC_CREDENTIALS")
 RUN_ENV = "ELASTIC_TPU_RUN"  # the URI of the run, for a command of the user's own
 
 # Fields whose items are told apart by name, so that a patch need not repeat the others.

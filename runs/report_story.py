@@ -14,7 +14,7 @@ from typing import Literal
 from . import goodput
 from .claim import is_stale
 from .errors import ExitCode
-from .events import Event
+from .events import Event, is_simulated
 from .goodput import Goodput
 from .losses import Loss
 from .report_records import Attempt, Records, meaning_of
@@ -86,7 +86,7 @@ def tell(records: Records) -> Story:
     return Story(
         records=records,
         headline=headline(records),
-        simulated=records.spec.platform == "local",
+        simulated=is_simulated(records.spec.platform, records.events),
         curve=curve(records.losses),
         goodput=spent,
         recovering=_recovering(records),

@@ -92,6 +92,8 @@ class StandIn:
         while step < steps:
             began = time.monotonic()
             time.sleep(self.args.step_seconds)
+            while self._is_held(step):
+                time.sleep(0.02)
             if lost := self.slices.lost():
                 self._lost(sorted(lost))
                 return False
@@ -120,6 +122,10 @@ class StandIn:
                 return True
             step += 1
         return True
+
+    def _is_held(self, step: int) -> bool:
+        held = self.args.hold_at is not None and step == self.args.hold_at[0] and not self.args.hold_at[1].exists()
+        return held and not self.slices.lost() and not self.beat.stop
 
     def _told_first_step(self, step: int) -> None:
         if self.recovering:
@@ -214,6 +220,11 @@ def step_and_code(text: str) -> tuple[int, int]:
     return int(step), int(code)
 
 
+def step_and_file(text: str) -> tuple[int, Path]:
+    step, _, file = text.partition(":")
+    return int(step), Path(file)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--step-seconds", type=float, default=0.02)
@@ -221,6 +232,7 @@ def main() -> None:
     parser.add_argument("--job-seconds", type=float, default=0.0)
     parser.add_argument("--exit-at", type=step_and_code, help="STEP:CODE, a negative code is a signal")
     parser.add_argument("--exit-times", type=int, default=10**9, help="only in the first so many attempts")
+    parser.add_argument("--hold-at", type=step_and_file, help="STEP:FILE, wait in this step until there is the file")
     parser.add_argument("--hang-at", type=int, default=-1)
     parser.add_argument("--fail-job", default="")
     parser.add_argument("--loss", type=float, default=1.0)

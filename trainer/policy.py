@@ -39,6 +39,7 @@ class Failure:
 
 _USERS = re.compile(r"^\s*(RESOURCE_EXHAUSTED|INVALID_ARGUMENT|UNIMPLEMENTED|FAILED_PRECONDITION)\b")
 _HEAD = re.compile(r"^\s*(UNAVAILABLE|ABORTED|CANCELLED)\b")
+_LOSS = re.compile(r"^\s*DATA_LOSS\b")
 
 
 def classify(failure: Failure, before: Failure | None) -> Cause:
@@ -55,7 +56,10 @@ def classify(failure: Failure, before: Failure | None) -> Cause:
         return Cause.BUG
     if failure.recovering and not failure.progressed:
         return Cause.INFRASTRUCTURE  # about one recovery in four needs a new process (maxtext #4632)
-    return Cause.RETRY if failure.progressed else Cause.BUG
+    if failure.progressed:
+        return Cause.RETRY
+    # A cluster says 50 s late that a node is silent; a loss that is none comes again, and that has its own limit.
+    return Cause.INFRASTRUCTURE if _LOSS.match(failure.message) else Cause.BUG
 
 
 def _same(a: str, b: str) -> bool:

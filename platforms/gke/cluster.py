@@ -176,9 +176,9 @@ class Cluster:
         self._expect_success(status, body, asked)
         return body.decode(errors="replace")
 
-    def list_events(self, field_selector: str = "") -> list[Json]:
-        """Events of the namespace."""
-        return self._list("events", {"fieldSelector": field_selector} if field_selector else {}, None)
+    def list_events(self, keep: Callable[[Json], Json] | None = None) -> list[Json]:
+        """Events of the namespace; `keep` as in `list_jobsets`."""
+        return self._list("events", {}, keep)
 
     # -- preflight --------------------------------------------------------------------------------------------
 

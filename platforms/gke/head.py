@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ...runs import patch_rules, plan
+from ...runs import images, patch_rules, plan
 from ...runs.images import pathways_image
 from ...runs.plan import Plan
 from ...runs.spec import RunSpec
@@ -68,7 +68,7 @@ def _trainer(spec: RunSpec, made: Plan) -> Json:
         "JAX_BACKEND_TARGET": f"grpc://localhost:{PROXY_PORT}",
         "IFRT_PROXY_USE_INSECURE_GRPC_CREDENTIALS": "true",
         "XCLOUD_ENVIRONMENT": "GCP",
-        "POD_NAMESPACE": parts.field("metadata.namespace"),
+        "ELASTIC_TPU_PATHWAYS_JAX": images.TRAINER_JAX,  # of the tags; the trainer refuses an image with another
     }
     if made.persistence:
         variables["ENABLE_PATHWAYS_PERSISTENCE"] = "1"

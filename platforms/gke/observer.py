@@ -25,6 +25,7 @@ INTERVAL = 15.0  # seconds
 _FEW = 64  # run ids that fit well into a selector
 _FORGET = 8  # intervals after which a run that nobody asks for is watched no more
 
+_EVENT = ("involvedObject", "reason", "message", "source", "reportingComponent", "series", "lastTimestamp", "eventTime")
 _METADATA = ("name", "uid", "labels", "annotations", "creationTimestamp", "deletionTimestamp")
 
 
@@ -44,6 +45,19 @@ def trim(jobset: Json) -> Json:
         "spec": {"suspend": spec.get("suspend", False), "replicatedJobs": replicated},
         "status": jobset.get("status", {}),
     }
+
+
+def trim_event(event: Json) -> Json:
+    """What is kept of an event."""
+    metadata = {"creationTimestamp": event.get("metadata", {}).get("creationTimestamp")}
+    return {"metadata": metadata, **{key: event[key] for key in _EVENT if key in event}}
+
+
+def is_about(event: Json, run_id: str) -> bool:
+    """Whether an event is about an object of a run: its JobSet, its Jobs and pods, or Kueue's Workloads of these."""
+    name = str(event.get("involvedObject", {}).get("name", ""))
+    name = name.removeprefix("jobset-").removeprefix("job-") if not name.startswith(run_id) else name
+    return name == run_id or name.startswith(f"{run_id}-")
 
 
 @dataclass(frozen=True)
@@ -67,6 +81,8 @@ class Observer:
         self._guard = threading.Lock()  # of what is below
         self._known: dict[str, _Known] = {}
         self._watched: dict[str, float] = {}
+        self._asking_events = threading.Lock()
+        self._events: tuple[float, list[Json]] | None = None
         self._failed: tuple[float, ElasticTPUError] | None = None
 
     def jobset(self, name: str, *, fresh: bool = False) -> Json | None:
@@ -93,15 +109,32 @@ class Observer:
             self._list(names)
         return self._recent(name) or self._get(name)
 
+    def events(self, run_id: str) -> list[Json]:
+        """Events about a run's objects, trimmed, as they were less than an interval ago. Raises as `jobset`.
+
+        One LIST serves all runs: Kubernetes cannot select the events of one.
+        """
+        with self._asking_events:
+            now = self._clock()
+            if self._events is None or now - self._events[0] >= self.interval:
+                with self._guard:
+                    self._refuse_while_silent()
+                self._events = now, self._guarded(lambda: self._cluster.list_events(trim_event))
+            known = self._events[1]
+        return [event for event in known if is_about(event, run_id)]
+
     def _recent(self, name: str) -> Json | None:
         """What is known and not old."""
         with self._guard:
             known, now = self._known.get(name), self._clock()
             if known and known.jobset and now - known.since < self.interval:
                 return known.jobset
-            if self._failed and now - self._failed[0] < self.interval:
-                raise self._failed[1].with_traceback(None)
+            self._refuse_while_silent()
             return None
+
+    def _refuse_while_silent(self) -> None:
+        if self._failed and self._clock() - self._failed[0] < self.interval:
+            raise self._failed[1].with_traceback(None)
 
     def _old(self) -> set[str]:
         """What is watched and has to be asked for again; forgets what nobody watches any more."""

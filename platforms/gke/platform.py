@@ -101,8 +101,8 @@ class GkePlatform:
             found = self._find(kind, name)
             gone = found is None or not self._is_ours(found)
             if found is not None and not gone:
+                self._given_back.add(name)  # first: the answer may be lost
                 self._delete(kind, found)
-                self._given_back.add(name)
                 gone = self._wait_gone(kind, name, found)
             elif name not in self._given_back:
                 continue
@@ -128,13 +128,11 @@ class GkePlatform:
 
     # -- jobs -------------------------------------------------------------------------------------------------
 
-    def launch(self, job: Job) -> None:
+    def launch(self, job: Job, waiting: Callable[[str], None] = lambda text: None) -> None:
         """Create the job's object, or adopt the one that is this spec's and not over."""
         kind, name = self._object_of(job)
         body = (
-            manifest.jobset(self._run.spec, self._plan)
-            if job.slices
-            else manifest.job(self._run.spec, self._plan, job)
+            manifest.jobset(self._run.spec, self._plan) if job.slices else manifest.job(self._run.spec, self._plan, job)
         )
         deadline = time.monotonic() + _GONE
         while time.monotonic() < deadline:
@@ -147,7 +145,7 @@ class GkePlatform:
                     return  # adopted
                 if not _is_being_deleted(found):
                     self._delete(kind, found)
-                if not self._wait_gone(kind, name, found):
+                if not self._wait_gone(kind, name, found, waiting):
                     break
             if job.slices:
                 self._intend()
@@ -294,7 +292,9 @@ class GkePlatform:
             else:
                 self._cluster.delete_job(meta["name"], meta["uid"], foreground=True)
 
-    def _wait_gone(self, kind: str, name: str, found: Object) -> bool:
+    def _wait_gone(
+        self, kind: str, name: str, found: Object, waiting: Callable[[str], None] = lambda text: None
+    ) -> bool:
         """Until the object is gone; a pod whose node is silent would hold it for ever, so it is freed here."""
         deadline = time.monotonic() + _GONE
         while True:
@@ -305,6 +305,7 @@ class GkePlatform:
                 return False
             for pod in state.stuck(self._pods(), datetime.now(UTC)):
                 self._force(pod)
+            waiting(f"waiting until {kind} {name} of before is gone; its trainer may be saving")
             self._sleep(_LOOK)
 
     # -- slices.json ------------------------------------------------------------------------------------------

@@ -110,8 +110,9 @@ class LocalPlatform:
                 self._tidy(name)
         return ReleaseReport(tuple(existed), tuple(existed) if not left else (), tuple(left))
 
-    def launch(self, job: Job) -> None:
+    def launch(self, job: Job, waiting: Callable[[str], None] = lambda text: None) -> None:
         """Start a job under its supervisor; one that runs is adopted."""
+        del waiting  # the supervisor answers at once
         name = "slices" if job.slices else job.name
         for _ in range(3):  # a supervisor of a CPU job ends with it, perhaps between two questions
             if self._state(name) is None:

@@ -376,7 +376,7 @@ def killed_in_launch(case: Case, monkeypatch: pytest.MonkeyPatch) -> Task:
     finish(attempt(case, "provision"))
     task, launch = attempt(case, "train"), LocalPlatform.launch
 
-    def launch_and_get_sigterm(self: LocalPlatform, job: Any) -> None:
+    def launch_and_get_sigterm(self: LocalPlatform, job: Any, waiting: Any = None) -> None:
         launch(self, job)
         task.operator.on_kill()
 

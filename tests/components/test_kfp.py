@@ -90,7 +90,7 @@ def test_the_log_has_a_line_for_each_change_and_one_every_30_seconds() -> None:
 def test_a_storage_that_does_not_answer_is_waited_for() -> None:
     lost = Unreachable("bucket: no answer")
     lines, _ = followed(Scripted(Verdict("running"), lost, lost, DONE, collects=[lost]))
-    assert lines[1:] == ["waiting for the storage: bucket: no answer"] * 3
+    assert lines[1:] == ["waiting for an answer: bucket: no answer"] * 3
 
 
 def test_a_storage_that_never_answers_ends_the_step_as_infrastructure() -> None:

@@ -50,6 +50,7 @@ class ClusterCase:
         self.starts: list[list[str]] = []  # more options for the next starts of the trainer, one list a start
         self.kubelet: ProcessKubelet | None = None
         self.heads: list[Node] = []
+        self.told: list[str] = []  # by stages, to whoever drives them
         folder.mkdir(parents=True, exist_ok=True)
         self.spec = self.write()
 
@@ -102,6 +103,14 @@ class ClusterCase:
         more = self.starts.pop(0) if self.starts and job[0] == "train" else []
         return [sys.executable, str(STANDIN), *self.trainer, *more, *job], self.environment
 
+    def hold_at(self, step: int) -> None:
+        """Let training wait in this step, alive to all that happens around it, until `go_on`."""
+        self.trainer += ["--hold-at", f"{step}:{self.folder / 'go-on'}"]
+
+    def go_on(self) -> None:
+        """What was held goes on."""
+        (self.folder / "go-on").touch()
+
     @property
     def environment(self) -> dict[str, str]:
         """What a process needs to reach the bucket."""
@@ -151,7 +160,8 @@ class ClusterCase:
 
     def stage(self, name: str, holder: str = "tests", instance: str = "1") -> Stage:
         """A stage of this run; whoever opens the first one begins the run."""
-        return open_stage(STEPS[name], self.uri if self.started else str(self.spec), holder, instance)
+        source = self.uri if self.started else str(self.spec)
+        return open_stage(STEPS[name], source, holder, instance, tell=self.told.append)
 
     def do(self, name: str, seconds: float = 60.0) -> tuple[Stage, Verdict]:
         """Submit a stage and watch it to its end."""

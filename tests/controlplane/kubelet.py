@@ -268,7 +268,7 @@ class ProcessKubelet:
             return
         with self._lock:
             pod = self._pods.get(uid)
-            if False:
+            if node.silent:
                 self._missed[uid] = (obj, gone)
             elif pod is None and not gone and obj["status"].get("phase") == "Pending":
                 self._pods[uid] = Pod(self._host, node, obj)

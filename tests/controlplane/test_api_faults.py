@@ -242,7 +242,7 @@ def test_the_api_server_is_away_at_submit_and_at_release(behind: ClusterCase, pr
     behind.do("provision")
     train = behind.stage("train")
     with proxy.away():
-        with pytest.raises(Unreachable, match="Kubernetes API at .* does not answer") as caught:
+        with pytest.raises(Unreachable, match=r"Kubernetes API at .* does not answer") as caught:
             train.submit()
         assert caught.value.code == ExitCode.INFRASTRUCTURE
     behind.submit(train)

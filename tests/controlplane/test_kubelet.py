@@ -144,6 +144,17 @@ def test_init_containers_come_first_and_sidecars_last_as_long_as_the_pod(team: T
     assert (status.phase, team.kubelet.left()) == ("Succeeded", [])
 
 
+def test_sidecars_of_a_deleted_pod_outlive_its_main_container(team: Team) -> None:
+    sidecar = "trap 'echo sidecar over >> story; exit 0' TERM; echo up >> story; while :; do sleep 0.05; done"
+    main = "trap 'sleep 0.3; echo main over >> story; exit 0' TERM; echo up >> story; while :; do sleep 0.05; done"
+    pod = team.runs(shell("main", main), initContainers=[shell("side", sidecar, restartPolicy="Always")])
+    story = pod.folder / "story"
+    until(lambda: story.exists() and story.read_text() == "up\nup\n")
+    team.delete()
+    until(lambda: not pod.alive, "its end")
+    assert story.read_text().splitlines()[2:] == ["main over", "sidecar over"]
+
+
 def test_a_sidecar_that_dies_is_started_again_beside_the_main_container(team: Team) -> None:
     pod = team.runs(
         {"name": "main", "image": "none"}, initContainers=[shell("side", "exec sleep 99", restartPolicy="Always")]
@@ -189,7 +200,7 @@ def test_what_a_container_leaves_in_its_session_ends_with_it(team: Team) -> None
 @pytest.mark.parametrize(
     ("script", "grace", "code"),
     [
-        ("trap 'exit 7' TERM; echo up; while :; do sleep 0.05; done", 60, 7),
+        ("trap 'sleep 1.2; exit 7' TERM; echo up; while :; do sleep 0.05; done", 60, 7),
         ("trap '' TERM; echo up; while :; do sleep 0.05; done", 1, 137),
     ],
     ids=["obeys SIGTERM", "ignores SIGTERM"],

@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from elastic_tpu.tests.controlplane.cases import ClusterCase
 
 Json = dict[str, Any]
-SLOW = ["--step-seconds", "0.05"]
 
 
 def workers(case: ClusterCase, slice_: int) -> list[Json]:
@@ -54,10 +53,10 @@ def may_only_look(case: ClusterCase) -> None:
 
 
 def test_each_loss_heals_with_nobody_watching(case: ClusterCase) -> None:
-    case.trainer = SLOW
+    case.hold_at(15)
     with case.hardware():
         train = case.launch()
-        case.wait_for_step(12)
+        case.wait_for_step(14)
         head, before = case.pods(names.HEAD)[0], case.jobset
         case.lose(1)  # one VM, and with it the slice
         recovered(case, 1)
@@ -70,7 +69,8 @@ def test_each_loss_heals_with_nobody_watching(case: ClusterCase) -> None:
             *["-l", f"{names.REPLICATED_JOB}={names.WORKER}"],
         )
         recovered(case, 4)
-        # Until here nobody has polled.
+        case.go_on()
+        until(lambda: case.record("result.json"), "the result")  # until here nobody has polled
         verdict = case.watch(train)
         assert verdict.outcome == "complete", verdict
         complete(case, recoveries=4)
@@ -105,6 +105,7 @@ def test_without_the_right_to_delete_the_back_off_heals_it_and_meanwhile_it_is_n
         assert verdict.evidence["slices"] == [1, 2]
         assert "slice" in verdict.reason
         recovered(case, 1)
+        case.go_on()
         kept = {p["metadata"]["uid"] for p in workers(case, 1)}
         assert len(kept) == 4
         assert lost["metadata"]["uid"] not in kept
@@ -120,17 +121,17 @@ def test_a_slice_that_fails_too_often_restarts_all_and_then_ends_the_run(
 ) -> None:
     monkeypatch.setattr(worker, "_LOST_PODS", 0)  # its Job fails with the first lost pod
     may_only_look(case)  # or the trainer makes the Job anew before
-    case.trainer = SLOW
-    case.write(recovery={"head_restarts": 1}, train={"steps": 200})
+    case.hold_at(15)
+    case.write(recovery={"head_restarts": 1})
     with case.hardware():
         train = case.launch()
-        case.wait_for_step(12)
+        case.wait_for_step(14)
         fail(case, workers(case, 1)[0], code=9)
         until(lambda: len(case.events("attempt.started")) == 2, "a new head")
-        assert [e.data["code"] for e in case.events("attempt.ended")] == [ExitCode.EVICTED]
-        proven = case.events("attempt.started")[1].data["proven_step"]
-        assert proven >= 10
-        case.wait_for_step(proven + 2)
+        (ended,) = case.events("attempt.ended")
+        assert ended.data["code"] == ExitCode.EVICTED
+        until(lambda: case.events("recovery.finished"), "training again")
+        assert case.events("recovery.finished")[0].data["restored"] == 14  # saved by the head that was told to go
         fail(case, workers(case, 0)[0], code=9)
         verdict = case.watch(train)
         assert (verdict.outcome, verdict.act, verdict.code) == ("failed", "relaunch", 75), verdict
@@ -157,16 +158,17 @@ def test_a_slice_whose_node_goes_comes_back_on_another_pool(
     }
     with ControlPlane(tmp_path / "control", arguments=patience) as plane:
         case = ClusterCase(plane, plane.namespace("team"), gcs_bucket, tmp_path / "case")
-        case.trainer = SLOW
+        case.hold_at(15)
         with case.hardware(slices=3):  # one to spare
             train = case.launch()
-            case.wait_for_step(12)
+            case.wait_for_step(14)
             node = workers(case, 1)[0]["spec"]["nodeName"]
             if how == "silent":
                 plane.silence(node)
             else:
                 plane.remove(node)
             recovered(case, 1, 120)
+            case.go_on()
             verdict = case.watch(train)
             assert verdict.outcome == "complete", verdict
             complete(case, recoveries=1)

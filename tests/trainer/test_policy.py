@@ -28,7 +28,7 @@ def failure(
         (failure(message="NOT_FOUND: gs://b/x.array_record", first=True), Cause.BUG),
         (failure(message="INTERNAL: Mosaic failed to compile", first=True), Cause.BUG),
         (failure(message="DEADLINE_EXCEEDED: x", first=True), Cause.BUG),
-        (failure(message="DATA_LOSS: slice 1", first=True), Cause.BUG),
+        (failure(message="DATA_LOSS: slice 1", first=True), Cause.INFRASTRUCTURE),
         # A02: an attempt to recover may fail for its own reasons; a new process tries again.
         (failure(message="INTERNAL: resharding", first=True, recovering=True), Cause.INFRASTRUCTURE),
         (failure(message="RESOURCE_EXHAUSTED: out of HBM", first=True, recovering=True), Cause.BUG),

@@ -14,6 +14,7 @@ import yaml
 from elastic_tpu.platforms.base import Job
 from elastic_tpu.platforms.gke import manifest, names
 from elastic_tpu.runs import patch_rules
+from elastic_tpu.runs.images import TRAINER_JAX
 from elastic_tpu.runs.load import check
 from elastic_tpu.runs.plan import make_plan
 from elastic_tpu.runs.spec import RunSpec
@@ -205,7 +206,7 @@ def test_the_trainer() -> None:
     assert trainer["command"] == ["python", "-m", "elastic_tpu.trainer", "train", "--run", "gs://bucket/runs/small"]
     found = environment(trainer)
     assert (found["JAX_PLATFORMS"], found["JAX_BACKEND_TARGET"]) == ("proxy", "grpc://localhost:29000")
-    assert found["POD_NAMESPACE"] == {"fieldRef": {"fieldPath": "metadata.namespace"}}
+    assert found["ELASTIC_TPU_PATHWAYS_JAX"] == TRAINER_JAX
     assert found["HF_TOKEN"] == {"secretKeyRef": {"name": "hf", "key": "token"}}
     assert jobset["metadata"]["namespace"] == "training"
     assert "automountServiceAccountToken" not in pod(jobset, names.HEAD)  # it asks for a lost slice by its token

@@ -25,6 +25,11 @@ def jobset(name: str, restarts: int = 0) -> Json:
     }
 
 
+def event(name: str) -> Json:
+    times = {"lastTimestamp": "2026-01-01T00:00:00Z", "metadata": {"name": "x", "managedFields": ["big"] * 100}}
+    return {"involvedObject": {"name": name}, "reason": "FailedCreate", "message": "no", **times}
+
+
 class FakeCluster:
     """Counts what it is asked; `before` is called in the middle of each request."""
 
@@ -32,6 +37,7 @@ class FakeCluster:
 
     def __init__(self, *names: str) -> None:
         self.there = {name: jobset(name) for name in names}
+        self.about: list[str] = []
         self.unlabelled: set[str] = set()
         self.lists: list[str] = []
         self.gets: list[str] = []
@@ -49,6 +55,11 @@ class FakeCluster:
         found = self.there.get(name)
         self.fail()
         return found
+
+    def list_events(self, keep: Callable[[Json], Json]) -> list[Json]:
+        self.lists.append("events")
+        self.fail()
+        return [keep(event(name)) for name in self.about]
 
     def fail(self) -> None:
         self.before()
@@ -267,3 +278,23 @@ def test_a_process_has_one_observer_for_a_cluster_namespace_and_login() -> None:
     assert observer_of(same, 5.0) is first  # type: ignore[arg-type]
     assert first.interval == 5.0
     assert observer_of(other) is not first  # type: ignore[arg-type]
+
+
+def test_events_are_one_list_an_interval_for_all_runs() -> None:
+    cluster, observer, clock = make()
+    cluster.about = ["a-1", "a-1-pathways-head-0", "jobset-a-1-f00", "job-a-1-export-f00", "a-10", "b", "jobset-b-f00"]
+    for _ in range(3):
+        names = [found["involvedObject"]["name"] for found in observer.events("a-1")]
+        assert names == ["a-1", "a-1-pathways-head-0", "jobset-a-1-f00", "job-a-1-export-f00"]
+        assert [found["involvedObject"]["name"] for found in observer.events("b")] == ["b", "jobset-b-f00"]
+    assert cluster.lists == ["events"]
+    assert "managedFields" not in observer.events("b")[0]["metadata"]
+    clock.now += 15
+    cluster.error = Unreachable("nobody there")
+    for _ in range(3):
+        with pytest.raises(Unreachable):
+            observer.events("b")
+    assert cluster.lists == ["events"] * 2
+    clock.now += 15
+    cluster.error = None
+    assert observer.events("b")

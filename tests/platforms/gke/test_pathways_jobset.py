@@ -53,7 +53,7 @@ INTENDED: dict[str, str] = {
     f"{HEAD_POD}.spec.initContainers.pathways-proxy.args.--sidecar_name": "without it the proxy ignores the sidecar",
     f"{WORKER_POD}.spec.initContainers.colocated-python-sidecar.ports": "TCP is said, which is the default",
     f"{HEAD_POD}.spec.containers.trainer.env.XCLOUD_ENVIRONMENT": "as xpk",
-    f"{HEAD_POD}.spec.containers.trainer.env.POD_NAMESPACE": "where the Jobs of lost slices are",
+    f"{HEAD_POD}.spec.containers.trainer.env.ELASTIC_TPU_PATHWAYS_JAX": "the trainer refuses images for another JAX",
     f"{HEAD_POD}.spec.containers.trainer.env.ENABLE_PATHWAYS_PERSISTENCE": "large checkpoints",
     f"{HEAD_POD}.spec.containers.trainer.resources": "the scheduler must know of the trainer",
     f"{HEAD_POD}.spec.containers.trainer.terminationMessagePolicy": "the last lines are the reason of a failure",
