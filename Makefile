@@ -9,7 +9,7 @@ PYTEST := $(BIN)/python -m pytest
 PARALLEL := -n 2 --dist loadfile --no-loadscope-reorder
 DEMO := runs-demo
 
-.PHONY: help setup demo test test-full controlplane test-controlplane soak test-torch lint format lock bench clean
+.PHONY: help setup demo test test-full controlplane test-controlplane seed-experiment soak test-torch lint format lock bench clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-17s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -34,6 +34,9 @@ controlplane: $(READY) ## build the Kubernetes control plane that tests start: o
 
 test-controlplane: controlplane ## run the tests on a real Kubernetes control plane
 	$(PYTEST) $(PARALLEL) -m "controlplane and not full and not soak"
+
+seed-experiment: controlplane ## real MaxText loses a worker pod on a real Kubernetes, at any moment; prints what it took
+	$(PYTEST) --timeout 0 -s tests/controlplane/test_seed.py
 
 soak: $(READY) ## lose slices at random moments over and over; by hand, ELASTIC_TPU_LOSSES says how often
 	$(PYTEST) --timeout 0 -s -m soak

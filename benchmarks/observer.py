@@ -57,7 +57,9 @@ def watch(kubeconfig: str, namespace: str, runs: int, interval: float, minutes: 
     last: dict[str, int] = {}
     seen: list[tuple[str, int, float]] = []
 
-    def poll(name: str) -> None:
+    late: list[float] = []
+
+    def poll(name: str, due: float) -> None:
         jobset = observer.jobset(name)
         assert jobset is not None, f"{name} is there, and was not seen"
         pods, events = [], []
@@ -69,6 +71,7 @@ def watch(kubeconfig: str, namespace: str, runs: int, interval: float, minutes: 
         if last.get(name) != restarts:
             last[name] = restarts
             seen.append((name, restarts, time.monotonic()))
+        late.append(time.monotonic() - due)
 
     def cpu() -> float:
         used = resource.getrusage(resource.RUSAGE_SELF)
@@ -92,12 +95,14 @@ def watch(kubeconfig: str, namespace: str, runs: int, interval: float, minutes: 
                 continue
             heapq.heapreplace(due, (when + interval, name))
             pending = [task for task in pending if not _finished(task)]
-            pending.append(threads.submit(poll, name))
+            pending.append(threads.submit(poll, name, when))
         used, seconds = cpu() - cpu_before, time.monotonic() - warm_until
     result = {
         "cores": used / seconds,
         "peak_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
         "calls_per_minute": 60 * sum(moment >= warm_until for moment in calls) / seconds,
+        "polls_per_minute": 60 * len(late) / (time.monotonic() - began),
+        "late_p99": statistics.quantiles(late, n=100, method="inclusive")[98],
         "seen": seen,
     }
     print(json.dumps(result), flush=True)
@@ -237,6 +242,7 @@ def report(options: argparse.Namespace, measured: dict[str, float], lags: list[f
         "cores": f"{measured['cores']:.3f} (goal {CORES:g})",
         "memory at its peak, MB": f"{measured['peak_mb']:.0f} (goal {MEMORY:g})",
         "API calls a minute": f"{measured['calls_per_minute']:.1f}",
+        "polls a minute": f"{measured['polls_per_minute']:.0f}, p99 over {measured['late_p99']:.2f} s after its time",
         "lag of a change, s": f"p50 {p50:.1f}, p99 {p99:.1f}, longest {lags[-1]:.1f}",
         "changes seen": f"{len(lags)} of {changes}",
     }

@@ -11,7 +11,7 @@ from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
-from ..runs.errors import ElasticTPUError, ExitCode, HeldByAnother, Infrastructure
+from ..runs.errors import ElasticTPUError, ExitCode, HeldByAnother
 from ..runs.verdict import Verdict
 from .claimed import StageClaim
 from .outcomes import StageResult, error_of, interval_of, nothing_left_to_do
@@ -71,8 +71,8 @@ class SliceStage:
     def _holds_any(self) -> bool:
         try:
             return self.platform.slices().state not in ("absent", "released")
-        except Infrastructure:
-            return True  # it does not answer; the release will see to it
+        except ElasticTPUError:
+            return True  # unknown; the release will see to it
 
     @patient
     def poll(self) -> Verdict:

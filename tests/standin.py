@@ -16,6 +16,7 @@ import json
 import logging
 import os
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -45,7 +46,8 @@ class StandIn:
     def __init__(self, session: TrainerSession, args: argparse.Namespace) -> None:
         self.session, self.args, self.run = session, args, session.run
         self.beat = session.heartbeat
-        self.slices = slices_of(session)
+        self.there = threading.Event()
+        self.slices = slices_of(session, self.there)
         self.prover = Prover(session, interval=0.1)
         self.losses = LossCurve(self.run, session.attempt.number)
         self.times = StepTimes()
@@ -69,7 +71,7 @@ class StandIn:
 
     def _attempt(self) -> bool:
         wanted = self.run.spec.slices.minimum
-        while len(self.slices.alive()) < wanted:
+        while not self.there.is_set() or len(self.slices.alive()) < wanted:
             time.sleep(0.02)
         held = self.slices.hold(self.slices.alive())
         if self.recovering:
@@ -158,12 +160,22 @@ class StandIn:
         self.prover.saved(step)
 
 
-def slices_of(session: TrainerSession) -> Slices:
-    """Workers of this machine, or the Jobs of the cluster around this pod: those of the real trainer, without JAX."""
+def slices_of(session: TrainerSession, there: threading.Event) -> Slices:
+    """Workers of this machine, or the Jobs of the cluster around this pod: those of the real trainer, without JAX.
+
+    `there` is set once they have all been up, which is when JAX would find devices.
+    """
     run, count = session.run, session.run.spec.slices.count
     if run.spec.platform == "local":
+        there.set()
         return LocalSlices(run.run_id, count)
-    told = SliceEvents(session.event, count, simulated=True)
+    write = SliceEvents(session.event, count, simulated=True)
+
+    def told(kind: str, index: int | None, why: str) -> None:
+        write(kind, index, why)
+        if kind == "ready":
+            there.set()
+
     return GkeSlices(run.run_id, count, interval=0.2, on_change=told)
 
 

@@ -32,7 +32,7 @@ TIMEOUT = urllib3.Timeout(connect=5.0, read=30.0)
 PAUSES = (1.0, 3.0)
 """Seconds before a right that is refused is asked for again: an API server that has just started knows no Roles yet."""
 
-_PAGE = 500  # objects a page of a listing
+_PAGE = 250  # objects a page of a listing: 5 MB of JobSets, ten times that once parsed
 _LISTINGS = 3  # times a listing may begin again
 _JOBSETS = f"jobsets.{JOBSET_GROUP}"
 

@@ -42,7 +42,11 @@ def trim(jobset: Json) -> Json:
     ]
     return {
         "metadata": {key: metadata[key] for key in _METADATA if key in metadata},
-        "spec": {"suspend": spec.get("suspend", False), "replicatedJobs": replicated},
+        "spec": {
+            "suspend": spec.get("suspend", False),
+            "failurePolicy": {"maxRestarts": spec.get("failurePolicy", {}).get("maxRestarts", 0)},
+            "replicatedJobs": replicated,
+        },
         "status": jobset.get("status", {}),
     }
 

@@ -7,6 +7,7 @@ decided in state.py; whose an object is, by its annotations.
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -71,14 +72,13 @@ class GkePlatform:
         if found is not None:
             self._require_ours("JobSet", found)
             self._require_same_spec(found)
-        record = self._record()
-        if record.get("state") not in ("requested", "created") or found is None:
+        if found is None or not _lives_on(found):
             self._write("checked")
 
     def slices(self) -> SliceState:
         """Ready means before the launch that nothing stands in the way of it."""
         found = self._observer.jobset(self._run.run_id)
-        if found is not None and self._is_ours(found):
+        if found is not None and self._is_ours(found) and _lives_on(found):
             return self._seen(found).slices
         wanted, recorded = self._run.spec.slices.count, self._record().get("state", "absent")
         if recorded == "checked":
@@ -140,7 +140,7 @@ class GkePlatform:
             if found is not None:
                 self._require_ours(kind, found)
                 self._require_same_spec(found)
-                if not state.is_over(found) and not _is_being_deleted(found):
+                if _lives_on(found):
                     self._created(job, found)
                     return  # adopted
                 if not _is_being_deleted(found):
@@ -214,13 +214,10 @@ class GkePlatform:
 
     def _details(self, selector: str = "") -> tuple[list[Object], list[Object]]:
         pods = self._pods(selector)
-        mine = (self._run.run_id, f"{self._run.run_id}-")
-        events = [
-            e
-            for e in self._cluster.list_events()
-            if (name := str(e.get("involvedObject", {}).get("name", ""))) == mine[0] or name.startswith(mine[1])
-        ]
-        return pods, events
+        run_id = self._run.run_id
+        mine = re.compile(rf"{run_id}(-.*)?|jobset-{run_id}-[0-9a-f]+")  # its own, and Kueue's Workload of it
+        events = self._cluster.list_events()
+        return pods, [e for e in events if mine.fullmatch(str(e.get("involvedObject", {}).get("name", "")))]
 
     def _pods(self, selector: str = "") -> list[Object]:
         mine = f"{names.RUN_ID}={self._run.run_id}"
@@ -362,6 +359,10 @@ def _annotation(found: Object, key: str) -> str | None:
 
 def _is_being_deleted(found: Object) -> bool:
     return bool(found["metadata"].get("deletionTimestamp"))
+
+
+def _lives_on(found: Object) -> bool:
+    return not state.is_over(found) and not _is_being_deleted(found)
 
 
 def _lives(pod: Object) -> bool:

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
+from ...runs.errors import ExitCode
 from . import names
 from .raw import (
     JOB_NAME,
@@ -73,7 +74,12 @@ class End:
 
     @property
     def exit_code(self) -> int:
-        """Negative for a signal, as a parent process sees it; 143 is an exit code of ours (contracts.md 8)."""
+        """Negative for a signal, as a parent process sees it; 143 is an exit code of ours (contracts.md 8).
+
+        Out of memory is the user's to cure: the same process in the same memory ends the same way.
+        """
+        if self.reason == "OOMKilled":
+            return int(ExitCode.BUG)
         return 128 - self.code if 128 < self.code <= 192 and self.code != _EVICTED else self.code
 
     def __str__(self) -> str:

@@ -20,9 +20,12 @@ from elastic_tpu.components.patience import patiently
 from elastic_tpu.components.stage import Stage, StageResult, open_stage
 from elastic_tpu.components.steps import STEPS
 from elastic_tpu.platforms.gke import names
+from elastic_tpu.runs import proof, records
+from elastic_tpu.runs import run as run_names
 from elastic_tpu.runs.claim import Seen, read_claim
 from elastic_tpu.runs.events import Event, EventReader
 from elastic_tpu.runs.images import TRAINER_JAX
+from elastic_tpu.runs.result import TrainingResult
 from elastic_tpu.runs.run import Run, open_run
 from elastic_tpu.runs.spec import run_id
 from elastic_tpu.runs.status import Status, load_status
@@ -31,7 +34,7 @@ from elastic_tpu.runs.verdict import Verdict
 from elastic_tpu.tests.controlplane.kubelet import Node, ProcessKubelet
 from elastic_tpu.tests.controlplane.plane import ControlPlane
 from elastic_tpu.tests.controlplane.proxy import ApiProxy
-from elastic_tpu.tests.support import STANDIN, until
+from elastic_tpu.tests.support import STANDIN, expected_state, until
 
 Json = dict[str, Any]
 BUCKET_VARIABLES = ("STORAGE_EMULATOR_HOST", "TENSORSTORE_GCS_HTTP_URL", "NO_GCE_CHECK", "GOOGLE_CLOUD_PROJECT")
@@ -46,6 +49,7 @@ class ClusterCase:
         self.server = ""  # what launchers talk to in place of the API server
         self.kubeconfig = plane.kubeconfig("elastic-tpu-launcher", namespace)
         self.pool = f"cpu-{namespace}"
+        self.here: Json = {"patch": {"spec": {"nodeSelector": {"cloud.google.com/gke-nodepool": self.pool}}}}
         self.trainer: list[str] = ["--step-seconds", "0.01"]
         self.starts: list[list[str]] = []  # more options for the next starts of the trainer, one list a start
         self.kubelet: ProcessKubelet | None = None
@@ -72,7 +76,8 @@ class ClusterCase:
                 "image": "example.test/trainer:1",
                 "pathways": {"tag": TAG},
                 "interval": "300ms",
-                "head": {"spec": {"nodeSelector": {"cloud.google.com/gke-nodepool": self.pool}}},
+                "head": self.here["patch"],
+                "jobs": {"export": self.here, "evaluate": self.here},
             },
         }
         for key, value in sections.items():
@@ -95,10 +100,12 @@ class ClusterCase:
             yield kubelet
 
     def program(self, pod: Json, container: Json, environment: Json, argv: list[str]) -> tuple[list[str], Json] | None:
-        """What a container really runs: the stand-in for the trainer, and sleep for Pathways."""
+        """What a container really runs: the stand-in for the trainer, sleep for Pathways, a user's own command."""
         del pod, environment
         if container["name"] != names.TRAINER:
             return None
+        if "elastic_tpu.trainer" not in argv:
+            return argv, self.environment
         job = argv[argv.index("elastic_tpu.trainer") + 1 :]
         more = self.starts.pop(0) if self.starts and job[0] == "train" else []
         return [sys.executable, str(STANDIN), *self.trainer, *more, *job], self.environment
@@ -184,6 +191,19 @@ class ClusterCase:
         stage = self.stage("train")
         stage.submit()
         return stage
+
+    def trained(self) -> TrainingResult:
+        """As if training were over, with no cluster: a proven checkpoint of the last step, and a result."""
+        self.do("provision")
+        run, step = self.run, 59
+        folder = run_names.checkpoint(step)
+        run.store.put(f"{folder}/state.json", records.dump({"state": expected_state(step + 1), "step": step}))
+        run.store.put(f"{folder}/commit_success.txt", b"ok")
+        proven = proof.Proof(step, proof.files_of(run.store, step))
+        run.store.put(f"proofs/{step}.json", proven.dump())
+        result = TrainingResult(step, run.path(folder), proven.digest, run.spec_hash, 1, 0, 0, 1.0, {}, False)
+        run.store.put(run_names.RESULT, result.dump())
+        return result
 
     def final_state(self) -> str:
         """What the stand-in's final checkpoint has: see `support.expected_state`."""

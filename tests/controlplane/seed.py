@@ -20,6 +20,7 @@ from elastic_tpu.platforms.local import worker
 from elastic_tpu.platforms.local.slices import runtime_folder, worker_socket
 from elastic_tpu.tests.controlplane.cases import TAG, ClusterCase, Json
 from elastic_tpu.tests.controlplane.kubelet import ProcessKubelet
+from elastic_tpu.tests.controlplane.plane import ControlPlane
 from elastic_tpu.tests.support import Launcher, until
 from elastic_tpu.trainer.hardware import SIMULATED
 
@@ -43,11 +44,15 @@ TINY = {
 class SeedCase(ClusterCase):
     """A run whose trainer is the real one, with three simulated slices of four VMs, each VM a worker pod."""
 
-    steps = 0
-
-    def write_seed(self, data: Path, steps: int, every: int) -> None:
+    def __init__(
+        self, plane: ControlPlane, namespace: str, bucket: str, folder: Path, data: Path, *, steps: int, every: int = 20
+    ) -> None:
         """`data`: a folder made by examples/make_data.py."""
-        self.steps = steps
+        self.data, self.steps, self.every = data, steps, every
+        super().__init__(plane, namespace, bucket, folder)
+
+    def write(self, **sections: Any) -> Path:
+        data = self.data
         mount = {"name": "data", "mountPath": str(data)}
         trainer = {"name": names.TRAINER, "volumeMounts": [mount]}
         volume = {"name": "data", "hostPath": {"path": str(data)}}  # the kubelet mounts nothing: the same path
@@ -61,16 +66,17 @@ class SeedCase(ClusterCase):
             "interval": "1s",
             "head": {"spec": pod},
         }
-        self.write(
-            slices={"type": "v5litepod-16", "count": SLICES},
-            model={"name": "qwen3-0.6b", "tokenizer": str(data / "tokenizer")},
-            data={"train": str(data / "train.parquet"), "eval": str(data / "valid.parquet")},
-            train={"steps": steps, "maxtext": TINY},
-            checkpoint={"every": every, "keep": 3},
-            export={"dtype": "bfloat16"},
-            evaluate={"heldout": True, "gate": ["heldout.loss <= 5.6"]},
-            gke=gke,
-        )
+        seed: Json = {
+            "slices": {"type": "v5litepod-16", "count": SLICES},
+            "model": {"name": "qwen3-0.6b", "tokenizer": str(data / "tokenizer")},
+            "data": {"train": str(data / "train.parquet"), "eval": str(data / "valid.parquet")},
+            "train": {"steps": self.steps, "maxtext": TINY},
+            "checkpoint": {"every": self.every, "keep": 3},
+            "export": {"dtype": "bfloat16"},
+            "evaluate": {"heldout": True, "gate": ["heldout.loss <= 5.6"]},
+            "gke": gke,
+        }
+        return super().write(**{**seed, **sections})
 
     def is_proven(self) -> bool:
         """Whether there is something to restore."""
@@ -85,7 +91,8 @@ class SeedCase(ClusterCase):
             index = int(labels[names.JOB_INDEX])
             vm = int(labels["batch.kubernetes.io/job-completion-index"])
             address = worker_socket(runtime_folder(self.run_id), index, vm)
-            return [sys.executable, worker.__file__, *arguments(address, index, vm)], {}
+            who = ["--socket", str(address), "--slice", str(index), "--vm", str(vm)]
+            return [sys.executable, worker.__file__, *who], {}
         return None
 
     @contextmanager
@@ -97,11 +104,6 @@ class SeedCase(ClusterCase):
             for index in range(SLICES):
                 kubelet.tpu_pool(f"{self.namespace}-s{index}", "tpu-v5-lite-podslice", "4x4", VMS, 4)
             yield kubelet
-
-
-def arguments(address: Path, index: int, vm: int) -> list[str]:
-    """Of a worker process."""
-    return ["--socket", str(address), "--slice", str(index), "--vm", str(vm)]
 
 
 @dataclass(frozen=True)

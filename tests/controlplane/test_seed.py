@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from elastic_tpu.tests.controlplane.plane import ControlPlane
 
 pytestmark = [pytest.mark.maxtext, pytest.mark.full]
+STEPS = 100
 ROOT = Path(__file__).parents[2]
 
 # MaxText's examples/elastic_training on three v5e-16 slices: its read-me and the post that tells of it.
@@ -41,8 +42,7 @@ def test_a_worker_pod_deleted_by_force_at_any_moment(
     console = Console(width=120)
     console.print(f"\nseed {seed} (ELASTIC_TPU_SEED={seed} runs it again)")
     subprocess.run([sys.executable, ROOT / "examples" / "make_data.py", tmp_path / "data"], check=True)
-    case = SeedCase(plane, namespace, gcs_bucket, tmp_path / "case")
-    case.write_seed(tmp_path / "data", steps=120, every=20)
+    case = SeedCase(plane, namespace, gcs_bucket, tmp_path / "case", tmp_path / "data", steps=STEPS)
     seen = experiment(case, seed, console.print)
     recovery: dict[str, Any] = seen.recovery
     console.print(seen.summary)
@@ -72,4 +72,4 @@ def test_a_worker_pod_deleted_by_force_at_any_moment(
     proven = {e.step for e in case.events("checkpoint.proven")}
     assert recovery["restored"] in proven
     assert recovery["steps_lost"] == recovery["reached"] - recovery["restored"]
-    assert case.record("result.json")["final_step"] == 119  # type: ignore[index]
+    assert case.record("result.json")["final_step"] == STEPS - 1  # type: ignore[index]

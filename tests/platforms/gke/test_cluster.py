@@ -170,7 +170,7 @@ def test_a_listing_is_read_to_its_end_a_page_at_a_time(api: ScriptedApi, cluster
     found = cluster.list_jobsets(lambda item: item["metadata"]["name"])  # type: ignore[arg-type,return-value]
     assert found == ["a", "b", "c"]
     first, second = (request.query for request in api.requests)
-    assert first == {"labelSelector": "elastic-tpu.dev/run-id", "limit": "500"}
+    assert first == {"labelSelector": "elastic-tpu.dev/run-id", "limit": "250"}
     assert second == {**first, "continue": "next"}
 
 

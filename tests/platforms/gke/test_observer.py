@@ -265,6 +265,7 @@ def test_of_a_jobset_only_what_is_looked_at_is_kept() -> None:
     assert kept["metadata"] == {"name": "a", "uid": "u-a", "labels": {"a": "b"}}
     assert kept["spec"] == {
         "suspend": True,
+        "failurePolicy": {"maxRestarts": 0},
         "replicatedJobs": [{"name": "pathways-worker", "replicas": 3, "template": {"spec": {"parallelism": 4}}}],
     }
     assert kept["status"] == {"restarts": 0}
