@@ -147,16 +147,24 @@ def _driver(claim: Seen, now: datetime) -> str:
 
 
 def _slices(run: Run) -> str:
-    """Asked of the platform where that costs nothing: a record of what was ready outlives the slices."""
+    """Asked of the platform where there may be some: a record of what was ready outlives the slices."""
     record = run.read(names.SLICES) or {}
-    wanted = run.spec.slices.count
-    if run.spec.platform == "local" and record.get("host") == socket.gethostname():
-        try:
-            seen = open_platform(run).slices()
-        except Infrastructure as error:
-            return f"unknown: {error}"
-        return seen.detail if seen.state in ("requested", "partly", "ready") else f"{seen.state} {seen.detail}".strip()
-    return f"{record.get('state', 'none')}, {len(record.get('slices', []))} of {wanted}"
+    wanted, recorded = run.spec.slices.count, record.get("state", "none")
+    if run.spec.platform == "local":
+        asked = record.get("host") == socket.gethostname()
+    else:
+        asked = recorded in ("requested", "created")
+    if not asked:
+        return f"{recorded}, {len(record.get('slices', []))} of {wanted}"
+    try:
+        seen = open_platform(run).slices()
+    except (BadInput, Infrastructure) as error:  # whoever looks may have no login to where the run is
+        return f"unknown: {error}"
+    if seen.state not in ("requested", "partly", "ready"):
+        return f"{seen.state} {seen.detail}".strip()
+    if run.spec.platform == "local" or seen.detail.startswith(f"{seen.ready} of"):
+        return seen.detail
+    return f"{seen.ready} of {wanted} slices ready" + (f"; {seen.detail}" if seen.detail else "")
 
 
 def logs(uri: str, job: str, attempt: int | None, follow: bool) -> None:

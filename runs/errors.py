@@ -100,4 +100,4 @@ class Changed(ElasticTPUError):
 
 
 class Unreachable(Infrastructure):
-    """The storage did not answer: unknown, not lost."""
+    """The storage or the cluster did not answer: unknown, not lost."""

@@ -1,8 +1,8 @@
 """One look at the cluster an interval for all runs that a process watches in a namespace.
 
-Whoever asks first when what is known has become old asks for all: one request brings up to date everything that is
-watched and old. One run is a GET, a few are a LIST by run id, many are a LIST of all runs. That a JobSet is absent is
-never concluded from a LIST (its label may have been removed, or it may be younger): a GET has to say so each time.
+Whoever asks first when what is known has become old asks for all that is watched, with one request: one run is a GET, a
+few are a LIST by run id, many are a LIST of all runs. That a JobSet is absent is never concluded from a LIST (its label
+may have been removed, or it may be younger): a GET has to say so each time.
 """
 
 from __future__ import annotations
@@ -107,8 +107,8 @@ class Observer:
         with self._asking:
             if recent := self._recent(name):
                 return recent
-            names = self._old() | {name}
-            if len(names) == 1:
+            names = self._to_list(name)
+            if not names:
                 return self._get(name)
             self._list(names)
         return self._recent(name) or self._get(name)
@@ -140,14 +140,19 @@ class Observer:
         if self._failed and self._clock() - self._failed[0] < self.interval:
             raise self._failed[1].with_traceback(None)
 
-    def _old(self) -> set[str]:
-        """What is watched and has to be asked for again; forgets what nobody watches any more."""
+    def _to_list(self, name: str) -> set[str]:
+        """What to LIST for whoever asks for this one: all that is watched, so that it grows old together, or nothing.
+
+        Nothing if this one is all that is watched, or is new (or absent) while all others are young.
+        """
         with self._guard:
             now = self._clock()
             self._watched = {n: asked for n, asked in self._watched.items() if now - asked < _FORGET * self.interval}
             self._known = {n: known for n, known in self._known.items() if n in self._watched}
             young = {n for n, known in self._known.items() if now - known.since < self.interval}
-            return self._watched.keys() - young
+            has_grown_old = name in self._known and name not in young
+            others = self._watched.keys() - {name}
+            return set(self._watched) if others and (has_grown_old or others - young) else set()
 
     def _list(self, names: set[str]) -> None:
         now = self._clock()

@@ -25,6 +25,7 @@ from ...runs.verdict import Observation
 from ..base import Job, ReleaseReport, SliceState
 from . import manifest, names, preflight, state
 from .cluster import Cluster
+from .hanging import Hanging, hanging
 from .observer import Observer, observer_of
 
 _GONE = 900.0  # seconds until a deleted object must be gone: the head's grace, and some
@@ -77,14 +78,16 @@ class GkePlatform:
 
     def slices(self) -> SliceState:
         """Ready means before the launch that nothing stands in the way of it."""
+        wanted, recorded = self._run.spec.slices.count, self._record().get("state", "absent")
+        if recorded == "absent":
+            return SliceState("absent", 0, wanted)  # no JobSet is made without a record
         found = self._observer.jobset(self._run.run_id)
         if found is not None and self._is_ours(found) and _lives_on(found):
             return self._seen(found).slices
-        wanted, recorded = self._run.spec.slices.count, self._record().get("state", "absent")
         if recorded == "checked":
             where = f"namespace {self._gke.namespace} was checked"
             return SliceState("ready", 0, wanted, f"{where}; {wanted} slices come with the JobSet")
-        if recorded in ("absent", "requested"):  # whoever was about to create it did not get that far
+        if recorded == "requested":  # whoever was about to create it did not get that far
             return SliceState("absent", 0, wanted)
         if recorded == "released":
             return SliceState("released", 0, wanted)
@@ -92,13 +95,15 @@ class GkePlatform:
 
     def release(self, jobs: bool = True) -> ReleaseReport:
         """Delete what is this run's, by uid, and verify that it is gone, pods too."""
+        if self._was_refused():
+            return ReleaseReport((), (), ())
         wanted = [("JobSet", self._run.run_id)]
         wanted += [("Job", names.plain_job(self._run.run_id, job)) for job in ("export", "evaluate") if jobs]
         existed, deleted, left = list[str](), list[str](), list[str]()
         for kind, name in wanted:
             slices = [f"slice {i}" for i in range(self._run.spec.slices.count)] if kind == "JobSet" else []
             parts = [f"{kind} {name}", *slices]
-            found = self._find(kind, name)
+            found = self._get(kind, name)
             gone = found is None or not self._is_ours(found)
             if found is not None and not gone:
                 self._given_back.add(name)  # first: the answer may be lost
@@ -175,7 +180,9 @@ class GkePlatform:
         if job.slices:
             return self._seen(found, watching=True).observation
         pods, events = self._details(f"{names.ROLE}={job.name}")
-        return self._with_log(state.look_job(found, pods, events, datetime.now(UTC)), pods)
+        now = datetime.now(UTC)
+        self._free(hanging(pods, now))
+        return self._with_log(state.look_job(found, pods, events, now), pods)
 
     def cancel(self, job: Job, now: bool = False) -> None:
         """Delete the job's object; its pods get their grace, unless `now`."""
@@ -191,14 +198,13 @@ class GkePlatform:
     # -- looking ----------------------------------------------------------------------------------------------
 
     def _seen(self, jobset: Object, watching: bool = False) -> state.Seen:
-        """One look; who is `watching` also frees a head that hangs."""
+        """One look; who is `watching` also frees what hangs on a silent node."""
         if not state.needs_detail(jobset):
             return state.look(jobset, [], [], datetime.now(UTC))
         pods, events = self._details()
         now = datetime.now(UTC)
-        stuck = state.stuck_head(pods, now) if watching else None
-        if stuck is not None:
-            self._begin_anew(stuck, pods)
+        if watching:
+            self._free(hanging(pods, now))
         seen = state.look(jobset, pods, events, now)
         return replace(seen, observation=self._with_log(seen.observation, pods))
 
@@ -231,14 +237,15 @@ class GkePlatform:
         """Fresh: what is created or deleted next depends on it."""
         return self._observer.jobset(name, fresh=True) if kind == "JobSet" else self._cluster.get_job(name)
 
-    def _find(self, kind: str, name: str) -> Object | None:
-        """For a release: what was refused by the preflight was never made, and is not refused once more."""
+    def _was_refused(self) -> bool:
+        """Whether this run never passed the preflight: nothing was made, and its release is not refused once more."""
+        if self._run.store.list(run_names.SLICES):
+            return False
         try:
-            return self._get(kind, name)
+            self._get("JobSet", self._run.run_id)
         except BadInput:
-            if self._run.read(run_names.SLICES) is None:
-                return None
-            raise
+            return True
+        return False
 
     # -- whose it is ------------------------------------------------------------------------------------------
 
@@ -271,15 +278,13 @@ class GkePlatform:
             return self._cluster.delete_pod(meta["name"], meta["uid"], force=True)
         return False
 
-    def _begin_anew(self, head: Object, pods: list[Object]) -> None:
-        """Let JobSet make everything anew, as it does itself when a head has died and says so.
-
-        Foreground: while the old pod is there a new one would be sent to its node (exclusive topology).
-        """
-        for name, uid in state.made_anew_with(head, pods):
+    def _free(self, found: Hanging) -> None:
+        """Foreground: a Job that was made anew while old pods are there would send its own after them."""
+        for name, uid in found.jobs:
             with suppress(Changed):
                 self._cluster.delete_job(name, uid, foreground=True)
-        self._force(head)
+        for pod in found.pods:
+            self._force(pod)
 
     def _delete(self, kind: str, found: Object) -> None:
         meta = found["metadata"]

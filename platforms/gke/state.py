@@ -21,7 +21,6 @@ from ..base import SliceState
 from . import names, reasons
 from .raw import (
     JOB_NAME,
-    JOBSET_UID,
     LONG_AGO,
     Raw,
     changed,
@@ -78,19 +77,6 @@ def stuck(pods: Sequence[Raw], now: datetime) -> list[Raw]:
 def stuck_head(pods: Sequence[Raw], now: datetime) -> Raw | None:
     """The head's pod, if it is stuck: until it is gone no other is made."""
     return newest(p for p in stuck(pods, now) if label(p, names.REPLICATED_JOB) == names.HEAD)
-
-
-def made_anew_with(head: Raw, pods: Sequence[Raw]) -> list[tuple[str, str]]:
-    """Name and uid of the Jobs that a restart makes anew: those of the same JobSet as this head, its own last.
-
-    A silent node never tells how its pod ended, and the head's Job waits for that, even when the pod is gone.
-    """
-    found: dict[tuple[str, str], bool] = {}
-    for pod in pods:
-        owner = next((o for o in pod["metadata"].get("ownerReferences") or [] if o.get("kind") == "Job"), None)
-        if owner is not None and label(pod, JOBSET_UID) == label(head, JOBSET_UID) != "":
-            found[owner["name"], owner["uid"]] = label(pod, names.REPLICATED_JOB) == names.HEAD
-    return sorted(found, key=lambda job: (found[job], job))
 
 
 def look(jobset: Raw | None, pods: Sequence[Raw], events: Sequence[Raw], now: datetime) -> Seen:

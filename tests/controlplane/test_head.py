@@ -44,8 +44,7 @@ def test_one_that_a_restart_can_cure_goes_on_with_nobody_watching(case: ClusterC
         train = case.launch()
         restored = completes(case, train, deaths=3)  # looks at the run directory only until the result is there
         assert restored == sorted(set(restored))
-        assert case.do("release")[1].outcome == "complete"
-        case.nothing_left()
+        case.released()
 
 
 def test_one_that_says_that_it_would_not_help_is_not_restarted(case: ClusterCase) -> None:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import sys
+from datetime import timedelta
 from typing import TYPE_CHECKING
 
 import pytest
-from elastic_tpu.platforms.gke import names
+from elastic_tpu.cli.main import app
+from elastic_tpu.platforms.gke import names, state
 from elastic_tpu.runs.errors import ElasticTPUError, ExitCode, GateFailed
-from elastic_tpu.tests.support import Launcher, command, until
+from elastic_tpu.tests.support import Launcher, until
+from typer.testing import CliRunner
 
 if TYPE_CHECKING:
     from elastic_tpu.tests.controlplane.cases import ClusterCase
@@ -28,12 +31,12 @@ def test_a_run_with_export_and_evaluation_by_the_command(case: ClusterCase) -> N
     with case.hardware(), Launcher(case) as launcher:
         assert launcher.wait() == 0, launcher.output
         assert [len(case.events(kind)) for kind in ("export.published", "evaluation.done")] == [1, 1]
-        assert "gate           heldout.loss 1 <= 2" in launcher.output
+        assert "heldout.loss <= 2.0: 1.0" in launcher.output
         assert case.claim is not None
         assert case.claim.claim.state == "done"
         # Jobs that are over stay for their logs, until their time to live; a release takes them as well.
-        assert command("verify", case.uri).returncode == 0
-        assert command("release", case.uri).returncode == 0
+        for what in ("verify", "release"):
+            assert CliRunner().invoke(app, [what, case.uri]).exit_code == 0
         case.nothing_left()
 
 
@@ -69,8 +72,8 @@ def test_a_job_that_fails_says_which_container_how_and_its_last_lines(case: Clus
             export.collect()
         assert error.value.code == ExitCode.BUG
         assert len([p for p in case.get("pods") if p["status"]["phase"] == "Failed"]) == 1  # not tried again
-        shown = command("logs", case.uri, "--job", "export")
-        assert (shown.returncode, shown.stdout) == (0, "error: export was told to fail\n")
+        shown = CliRunner().invoke(app, ["logs", case.uri, "--job", "export"])
+        assert (shown.exit_code, shown.stdout) == (0, "error: export was told to fail\n")
 
 
 def test_a_job_that_runs_is_adopted_by_the_next_launcher(case: ClusterCase) -> None:
@@ -95,17 +98,38 @@ def test_a_job_is_cancelled_and_gone(case: ClusterCase, who: str) -> None:
     with case.hardware(slices=0) as kubelet:
         export = case.stage("export")
         export.submit()
-        until(lambda: export.poll().phase == "running", "the export")
+        until(lambda: kubelet.running(case.run_id) and export.poll().phase == "running", "the export")
         if who == "driver":
             export.cancel(0.0, by="me")
         else:
-            said = command("cancel", case.uri)
-            assert said.returncode == 0
+            said = CliRunner().invoke(app, ["cancel", case.uri])
+            assert said.exit_code == 0
             assert "sees it" in said.stdout
         verdict = case.watch(export)
         assert (verdict.outcome, verdict.act, verdict.code) == ("cancelled", "none", 76), verdict
         until(lambda: uid(case, "export") is None, "the Job's end")
         until(lambda: not kubelet.left(), "its process's end")
+
+
+def test_a_job_on_a_silent_node_is_freed_and_run_again(case: ClusterCase, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(state, "_SILENT", timedelta(seconds=1))
+    case.trainer += ["--job-seconds", "600"]
+    case.write(export={})
+    case.trained()
+    with case.hardware(slices=0, heads=2):
+        export = case.stage("export")
+        export.submit()
+        until(lambda: export.poll().phase == "running", "the export")
+        (pod,) = case.get("pods")
+        (node,) = (n for n in case.heads if n.name == pod["spec"]["nodeName"])
+        node.lose_power()
+        case.plane.kubectl("cordon", node.name)
+        options = ["-n", case.namespace, "--wait=false", "--grace-period=1"]
+        case.plane.kubectl("delete", "pod", *options, pod["metadata"]["name"])
+        verdict = case.watch(export)
+        assert (verdict.outcome, verdict.act, verdict.code) == ("failed", "relaunch", 75), verdict
+        case.trainer = case.trainer[:-2]
+        assert case.do("export")[1].outcome == "complete"
 
 
 EVALUATOR = """
@@ -140,6 +164,6 @@ def test_an_evaluator_of_the_users_own_decides_by_the_gate(case: ClusterCase) ->
         assert verdict.outcome == "complete", verdict
         (pod,) = (p for p in case.get("pods") if p["metadata"]["labels"][names.ROLE] == "evaluate")
         assert pod["spec"]["containers"][0]["image"] == "example.test/mine:1"
-        with pytest.raises(GateFailed, match=r"mine\.score 0\.9 >= 0\.95") as error:
+        with pytest.raises(GateFailed, match=r"mine\.score >= 0\.95: 0\.9") as error:
             evaluate.collect()
         assert "mine.model" not in str(error.value)

@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from elastic_tpu.platforms.gke import manifest, names
-from elastic_tpu.runs.errors import BadInput, ElasticTPUError, ExitCode, LimitSpent
+from elastic_tpu.runs.driver import stop_by_person
+from elastic_tpu.runs.errors import BadInput, ElasticTPUError, EndedOnRequest, ExitCode, LimitSpent
+from elastic_tpu.runs.store import open_store
 from elastic_tpu.tests.support import Launcher, command, expected_state, until
 
 if TYPE_CHECKING:
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
     from elastic_tpu.runs.verdict import Verdict
     from elastic_tpu.tests.controlplane.cases import ClusterCase
 
+SLOW, FAST = ["--step-seconds", "0.2"], ["--step-seconds", "0.01"]
 LAUNCHER = "elastic-tpu-launcher"
 VERBS = (
     *(f"{verb} jobsets.jobset.x-k8s.io" for verb in ("create", "get", "list", "delete")),
@@ -212,17 +215,17 @@ def test_a_jobset_of_this_run_with_another_spec(case: ClusterCase) -> None:
 
 def test_a_jobset_that_is_deleted_by_hand(case: ClusterCase) -> None:
     """The launcher says so, and a new submit makes another one, which goes on from the newest proven checkpoint."""
-    case.trainer = ["--step-seconds", "0.03"]
-    case.write(train={"steps": 150})
+    case.trainer = SLOW
     with case.hardware():
         train = case.launch()
-        until(has_reached(case, 25), "training")
+        until(has_reached(case, 12), "training")
         first = case.jobset
         case.plane.kubectl("delete", "jobset", case.run_id, "-n", case.namespace, "--wait=false")
         verdict = case.watch(train)
         assert (verdict.outcome, verdict.act, verdict.code) == ("failed", "relaunch", ExitCode.INFRASTRUCTURE), verdict
         assert f"JobSet {case.run_id}" in verdict.reason
         assert "deleted" in verdict.reason
+        case.trainer = FAST
         again = case.stage("train")
         again.submit()
         assert case.jobset is not None
@@ -230,8 +233,8 @@ def test_a_jobset_that_is_deleted_by_hand(case: ClusterCase) -> None:
         assert case.jobset["metadata"]["uid"] != first["metadata"]["uid"]
         assert case.watch(again).outcome == "complete"
         result = again.collect().values
-        assert (result["attempts"], result["final_step"]) == (2, 149)
-        assert case.final_state() == expected_state(150)
+        assert (result["attempts"], result["final_step"]) == (2, 59)
+        assert case.final_state() == expected_state(60)
         case.released()
 
 
@@ -241,8 +244,7 @@ def test_a_name_that_is_still_being_deleted_is_waited_for(case: ClusterCase, wha
     where = ["-n", case.namespace]
     hold = '{"metadata":{"finalizers":["tests/hold"]}}'
     with case.hardware():
-        if what == "a pod that is deaf":
-            case.trainer = ["--hang-at", "5", "--step-seconds", "0.01"]
+        case.trainer = ["--hang-at", "5"] if what == "a pod that is deaf" else SLOW
         train = case.launch()
         until(has_reached(case, 4), "training")
         first = case.jobset
@@ -251,7 +253,7 @@ def test_a_name_that_is_still_being_deleted_is_waited_for(case: ClusterCase, wha
             case.plane.kubectl("patch", "jobset", case.run_id, *where, "--type=merge", "-p", hold)
         case.plane.kubectl("delete", "jobset", case.run_id, *where, "--wait=false", "--cascade=foreground")
         assert case.watch(train).act == "relaunch"
-        case.trainer = ["--step-seconds", "0.01"]
+        case.trainer = FAST
         freed: list[str] = []
 
         def free() -> None:
@@ -276,6 +278,23 @@ def test_a_name_that_is_still_being_deleted_is_waited_for(case: ClusterCase, wha
         assert case.jobset["metadata"]["uid"] != first["metadata"]["uid"]
         assert case.watch(again).outcome == "complete"
         case.released()
+
+
+def test_a_cancel_while_a_launch_waits_for_a_name_begins_nothing(case: ClusterCase) -> None:
+    where = ["jobset", case.run_id, "-n", case.namespace]
+    case.launch()
+    change = ["--type=merge", "-p"]
+    case.plane.kubectl("patch", *where, *change, '{"metadata":{"finalizers":["tests/hold"]}}')
+    case.plane.kubectl("delete", *where, "--wait=false", "--cascade=foreground")
+    train = case.stage("train", instance="2")
+    timer = threading.Timer(1.0, stop_by_person, [open_store(case.uri), "somebody"])
+    timer.start()
+    with pytest.raises(EndedOnRequest, match="stop asked for by somebody; nothing more is started"):
+        train.submit()
+    timer.join()
+    case.plane.kubectl("patch", *where, *change, '{"metadata":{"finalizers":null}}')
+    until(lambda: case.jobset is None, "the JobSet's end")
+    case.released()
 
 
 # -- queued and suspended ---------------------------------------------------------------------------------------------
@@ -322,28 +341,29 @@ def test_a_run_that_is_queued_for_too_long(queued: ClusterCase) -> None:
 
 
 def test_a_run_that_is_let_out_of_its_queue_put_back_and_let_go_on(queued: ClusterCase) -> None:
-    queued.trainer = ["--step-seconds", "0.03"]
-    queued.write(slices={"queue": "tpus"}, train={"steps": 80}, limits={"queue": "1m", "start": "1m"})
+    queued.trainer = SLOW
+    queued.write(slices={"queue": "tpus"}, limits={"queue": "1m", "start": "1m"})
     with queued.hardware():
         train = queued.launch()
         phase_is(train, "queued")
         queued.suspend(False)
         phase_is(train, "running")
-        until(has_reached(queued, 25), "training")
+        until(has_reached(queued, 12), "training")
         queued.suspend(True)
         assert "waits in queue tpus" in phase_is(train, "suspended").reason
         until(lambda: not queued.get("pods"), "the pods' end")
         assert train.poll().phase == "suspended"
+        queued.trainer = FAST
         queued.suspend(False)
         assert queued.watch(train).outcome == "complete"
         result = train.collect().values
-        assert (result["attempts"], result["final_step"]) == (2, 79)
-        assert queued.final_state() == expected_state(80)
+        assert (result["attempts"], result["final_step"]) == (2, 59)
+        assert queued.final_state() == expected_state(60)
         queued.released()
 
 
 def test_a_run_that_is_cancelled_while_it_is_suspended(queued: ClusterCase) -> None:
-    queued.trainer = ["--step-seconds", "0.03"]
+    queued.trainer = SLOW
     with queued.hardware():
         train = queued.launch()
         queued.suspend(False)

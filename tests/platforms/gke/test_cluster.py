@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import socket
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -429,3 +431,10 @@ def test_whether_a_service_account_is_there(api: ScriptedApi, cluster: Cluster) 
     assert cluster.has_service_account("x") is True
     api.answers = [status(404, "NotFound", name="x", kind="serviceaccounts")]
     assert cluster.has_service_account("x") is False
+
+
+def test_looking_at_a_cluster_does_not_pay_for_the_clients_import() -> None:
+    rooms = ("cluster", "observer", "preflight", "api_errors")
+    modules = ", ".join(f"elastic_tpu.platforms.gke.{room}" for room in rooms)
+    code = f"import sys, {modules}; sys.exit('kubernetes' in sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True)

@@ -129,6 +129,17 @@ def test_many_runs_are_one_list_an_interval() -> None:
     assert cluster.lists[-1] == "elastic-tpu.dev/run-id"
 
 
+def test_runs_that_were_first_asked_for_at_different_times_end_up_in_one_list() -> None:
+    names = [f"run-{i}" for i in range(10)]
+    cluster, observer, clock = make(*names)
+    for _ in range(4):  # one poll a second and a half, each run every 15 s
+        before = cluster.asked
+        for name in names:
+            clock.now += 1.5
+            assert observer.jobset(name)
+    assert cluster.asked == (before[0] + 1, before[1])
+
+
 def test_many_threads_at_once_are_served_by_one_list() -> None:
     names = [f"run-{i}" for i in range(100)]
     cluster, observer, clock = make(*names)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from elastic_tpu.platforms.base import SliceState
 from elastic_tpu.platforms.gke.observer import trim
-from elastic_tpu.platforms.gke.state import is_over, look, look_job, made_anew_with, needs_detail, stuck, stuck_head
+from elastic_tpu.platforms.gke.state import is_over, look, look_job, needs_detail, stuck, stuck_head
 from elastic_tpu.runs.verdict import Observation, judge
 from elastic_tpu.tests.platforms.gke.objects import ended, names, recorded
 
@@ -394,22 +394,6 @@ def test_a_head_on_a_silent_node_is_found_half_a_minute_after_its_grace() -> Non
     assert stuck_head(moment.pods, moment.now + timedelta(seconds=27 + 29)) is None
     assert stuck_head(moment.pods, moment.now + timedelta(seconds=27 + 31)) is pod
     assert moment.look(later=58).observation.detail == "the head's pod does not end: node mute is silent"
-
-
-def test_a_head_that_hangs_is_made_anew_with_its_slices_and_nothing_else() -> None:
-    def pod(part: str, jobset: str, job: str) -> dict[str, Any]:
-        labels = {"jobset.sigs.k8s.io/replicatedjob-name": part, "jobset.sigs.k8s.io/jobset-uid": jobset}
-        owners = [{"kind": "Job", "name": job, "uid": f"uid of {job}"}]
-        return {"metadata": {"name": f"{job}-x", "labels": labels, "ownerReferences": owners}}
-
-    head = pod("pathways-head", "1", "r-head")
-    others = [pod("pathways-worker", "1", f"r-worker-{i}") for i in (1, 0, 1)]
-    predecessor, export = pod("pathways-worker", "0", "r-worker-0"), pod("", "", "r-export")
-    assert made_anew_with(head, [head, *others, predecessor, export]) == [
-        ("r-worker-0", "uid of r-worker-0"),
-        ("r-worker-1", "uid of r-worker-1"),
-        ("r-head", "uid of r-head"),
-    ]
 
 
 def test_a_stuck_worker_is_no_head() -> None:
