@@ -46,7 +46,7 @@ KINDS = frozenset(
 )
 
 
-_AT_A_TIME = 16  # requests of a reader
+_AT_A_TIME = 8  # requests of a reader; a client keeps ten connections
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ import yaml
 from elastic_tpu.components.patience import patiently
 from elastic_tpu.components.stage import Stage, StageResult, open_stage
 from elastic_tpu.components.steps import STEPS
-from elastic_tpu.platforms.gke import names
+from elastic_tpu.platforms.gke import names, raw
 from elastic_tpu.runs import proof, records
 from elastic_tpu.runs import run as run_names
 from elastic_tpu.runs.claim import Seen, read_claim
@@ -269,8 +269,15 @@ class ClusterCase:
         self.plane.kubectl("delete", "pod", "-n", self.namespace, "--force", "--grace-period=0", *found)
 
     def nothing_left(self) -> None:
-        """No object of the run and no process of it is there."""
-        left = [*self.get("jobsets"), *self.get("jobs"), *self.get("pods")]
+        """No object of the run and no process of it is there, but for Jobs that are over and wait for their ttl."""
+        jobs, pods = self.get("jobs"), self.get("pods")
+        over = [
+            job["metadata"]["uid"]
+            for job in jobs
+            if raw.holds(job, "Complete") and "ttlSecondsAfterFinished" in job["spec"]
+        ]
+        kept = {*over, *(p["metadata"]["uid"] for p in pods if p["metadata"]["ownerReferences"][0]["uid"] in over)}
+        left = [item for item in [*self.get("jobsets"), *jobs, *pods] if item["metadata"]["uid"] not in kept]
         assert not left, [item["metadata"]["name"] for item in left]
         if self.kubelet is not None:
             until(lambda: not self.kubelet.left(), "processes gone", 10)  # type: ignore[union-attr]

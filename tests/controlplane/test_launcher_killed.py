@@ -14,16 +14,22 @@ if TYPE_CHECKING:
     from elastic_tpu.tests.controlplane.plane import ControlPlane
     from elastic_tpu.tests.controlplane.proxy import ApiProxy
 
-EFFECTS = (
-    "claim taken",
-    "slices checked",
-    "slices intended",
+EFFECTS = [
     "JobSet created",
-    "JobSet recorded",
-    "first look",
-    "JobSet deleted",
-    "release recorded",
-)
+    # Each is two commands and a run: the others are part of `make test-full`.
+    *(
+        pytest.param(effect, marks=pytest.mark.full)
+        for effect in (
+            "claim taken",
+            "slices checked",
+            "slices intended",
+            "JobSet recorded",
+            "first look",
+            "JobSet deleted",
+            "release recorded",
+        )
+    ),
+]
 
 
 @pytest.mark.parametrize("carried_out", [False, True], ids=["before", "after"])
