@@ -97,7 +97,8 @@ class JobStage:
         if grace and self.step.claim == "join":
             return False  # a drained step: its CPU job goes on, and the step that follows adopts it
         self._claim.stop(grace, by)
-        if now or self._is_deaf(self.platform.observe(self.job)):
+        # A drained step keeps its place in the queue: whoever follows it takes over, or its trainer obeys the stop.
+        if now or (not grace and self._is_deaf(self.platform.observe(self.job))):
             self.platform.cancel(self.job, now)
         return True
 

@@ -148,7 +148,7 @@ class Observer:
         with self._guard:
             now = self._clock()
             self._watched = {n: asked for n, asked in self._watched.items() if now - asked < _FORGET * self.interval}
-            self._known = {n: known for n, known in self._known.items() if n in self._watched}
+            self._known = {n: k for n, k in self._known.items() if now - k.since < _FORGET * self.interval}
             young = {n for n, known in self._known.items() if now - known.since < self.interval}
             has_grown_old = name in self._known and name not in young
             others = self._watched.keys() - {name}
@@ -157,9 +157,9 @@ class Observer:
     def _list(self, names: set[str]) -> None:
         now = self._clock()
         selector = f"{RUN_ID} in ({','.join(sorted(names))})" if len(names) <= _FEW else RUN_ID
-        found = {item["metadata"]["name"]: item for item in self._guarded(lambda: self._listed(selector))}
-        for name in names & found.keys():
-            self._keep(name, found[name], now)
+        # All of them, watched or not: while a thousand runs begin to be watched, most are found here.
+        for jobset in self._guarded(lambda: self._listed(selector)):
+            self._keep(jobset["metadata"]["name"], jobset, now)
 
     def _listed(self, selector: str) -> list[Json]:
         return self._cluster.list_jobsets(trim, selector)

@@ -7,7 +7,6 @@ decided in state.py; whose an object is, by its annotations.
 
 from __future__ import annotations
 
-import re
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -219,11 +218,7 @@ class GkePlatform:
         return seen
 
     def _details(self, selector: str = "") -> tuple[list[Object], list[Object]]:
-        pods = self._pods(selector)
-        run_id = self._run.run_id
-        mine = re.compile(rf"{run_id}(-.*)?|jobset-{run_id}-[0-9a-f]+")  # its own, and Kueue's Workload of it
-        events = self._cluster.list_events()
-        return pods, [e for e in events if mine.fullmatch(str(e.get("involvedObject", {}).get("name", "")))]
+        return self._pods(selector), self._observer.events(self._run.run_id)
 
     def _pods(self, selector: str = "") -> list[Object]:
         mine = f"{names.RUN_ID}={self._run.run_id}"

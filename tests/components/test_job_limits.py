@@ -153,3 +153,11 @@ def test_a_stop_before_there_is_a_trainer_ends_the_job_at_once(make_stage: MakeS
     stage.submit()
     assert stage.cancel(0.0, "ann")
     assert shown.cancelled == ["train"]
+
+
+@pytest.mark.parametrize("state", ["queued", "suspended"])
+def test_a_drained_step_keeps_its_jobs_place_in_the_queue(make_stage: MakeStage, state: Any) -> None:
+    stage, shown = make_stage(Observation(state))
+    stage.submit()
+    assert stage.cancel(300.0)
+    assert not shown.cancelled

@@ -140,6 +140,16 @@ def test_runs_that_were_first_asked_for_at_different_times_end_up_in_one_list() 
     assert cluster.asked == (before[0] + 1, before[1])
 
 
+def test_a_list_of_all_runs_serves_also_those_that_begin_to_be_watched() -> None:
+    names = [f"run-{i}" for i in range(200)]
+    cluster, observer, clock = make(*names)
+    warm(observer, clock, *names[:100])
+    before = cluster.asked
+    for name in names:
+        assert observer.jobset(name)
+    assert cluster.asked == before
+
+
 def test_many_threads_at_once_are_served_by_one_list() -> None:
     names = [f"run-{i}" for i in range(100)]
     cluster, observer, clock = make(*names)
