@@ -6,6 +6,7 @@ Exit codes: 0 complete, 64 bad spec or input, 65 the gate did not pass, 69 held 
 
 from __future__ import annotations
 
+import logging
 import sys
 from collections.abc import Callable
 from enum import StrEnum
@@ -175,6 +176,9 @@ def kill_slice(
 
 def main() -> None:
     """Entry point of the console script."""
+    logging.getLogger("urllib3").setLevel(
+        logging.ERROR
+    )  # it warns of each retry; what matters is said by whoever gives up
     try:
         app(prog_name="elastic-tpu")
     except SystemExit as end:  # the CLI library says 2 for arguments that it does not understand
