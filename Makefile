@@ -29,8 +29,9 @@ test: $(READY) ## run the tests (minutes); the last lines say what could not run
 test-full: $(READY) ## run the tests that take minutes each
 	$(PYTEST) $(PARALLEL) -m "full and not soak"
 
+BUILD_CONTROLPLANE := PATH="$(CURDIR)/$(BIN):$$PATH" sh tests/controlplane/build.sh >/dev/null
 controlplane: $(READY) ## build the Kubernetes control plane that tests start: once, minutes, needs Go
-	@PATH="$(CURDIR)/$(BIN):$$PATH" sh tests/controlplane/build.sh >/dev/null
+	@$(BUILD_CONTROLPLANE)
 
 test-controlplane: controlplane ## run the tests on a real Kubernetes control plane
 	$(PYTEST) $(PARALLEL) -m "controlplane and not full and not soak"
@@ -39,6 +40,7 @@ seed-experiment: controlplane ## real MaxText loses a worker pod on a real Kuber
 	$(PYTEST) --timeout 0 -s tests/controlplane/test_seed.py
 
 soak: $(READY) ## lose slices at random moments over and over; by hand, ELASTIC_TPU_LOSSES says how often
+	@$(BUILD_CONTROLPLANE) || echo 'soak: what needs a Kubernetes control plane is skipped'
 	$(PYTEST) --timeout 0 -s -m soak
 
 test-torch: .venv-torch/.ready ## compare an export with transformers on CPU torch, in .venv-torch; by hand
@@ -68,8 +70,16 @@ lock: $(READY) ## resolve requirements.lock again; UPGRADE=1 takes the newest ve
 	$(BIN)/uv pip compile setup.py --all-extras --universal --python-version 3.12 $(if $(UPGRADE),--upgrade) \
 		--no-emit-index-url --annotation-style line --custom-compile-command "make lock" --quiet -o requirements.lock
 
-bench: $(READY) ## run the benchmarks
-	for script in benchmarks/*.py; do echo "== $$script"; $(BIN)/python "$$script" || exit 1; done
+BENCHMARKS := $(sort $(wildcard benchmarks/*.py))
+# These start a control plane.
+ON_KUBERNETES := benchmarks/observer.py benchmarks/slice_return.py
+bench: $(READY) ## run the benchmarks; without Go, those that need no Kubernetes control plane
+	@scripts='$(BENCHMARKS)'; \
+	$(BUILD_CONTROLPLANE) || { \
+		echo 'bench: no control plane, so these are left out: $(ON_KUBERNETES)'; \
+		scripts='$(filter-out $(ON_KUBERNETES),$(BENCHMARKS))'; \
+	}; \
+	for script in $$scripts; do echo "== $$script"; $(BIN)/python "$$script" || exit 1; done
 
 clean: ## remove caches and builds; .venv and runs stay
 	rm -rf build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

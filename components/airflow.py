@@ -16,7 +16,7 @@ import json
 import threading
 import time
 from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from typing import Any, Protocol
 
@@ -175,7 +175,10 @@ class StageOperator(BaseOperator):
         submitted, verdict = Submitted(**event["submitted"]), Verdict(**event["verdict"])
         with airflow_errors():
             if verdict.done and verdict.outcome != "complete":
-                raise error_of(verdict)  # the job itself may be gone by now
+                if verdict.code == ExitCode.LIMIT_SPENT:
+                    with suppress(ElasticTPUError):
+                        submitted.open().give_up()
+                raise error_of(verdict)  # not what a look says now: the job itself may be gone
             stage = submitted.open()
             if stage.poll().done:
                 return small(stage.collect())

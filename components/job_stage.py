@@ -47,10 +47,10 @@ class JobStage:
         if self._skipped:
             return
         self._wait_until_stopped()
-        if self.platform.observe(self.job).state in ("queued", "starting", "running", "suspended"):
-            return  # adopted
-        if self._proof(self.run)[0] is None:  # asked last: a job that was just running may have proven it
-            self.platform.launch(self.job, self._waiting)
+        lives = self.platform.observe(self.job).state in ("queued", "starting", "running", "suspended")
+        # The proof is asked for last: a job that was just running may have proven it.
+        if lives or self._proof(self.run)[0] is None:
+            self.platform.launch(self.job, self._waiting)  # adopts what lives, if it is of this spec
 
     @patient
     def poll(self) -> Verdict:
@@ -81,7 +81,7 @@ class JobStage:
             raise ElasticTPUError(f"{self.name} is not over ({verdict.phase})")
         if verdict.outcome != "complete":
             if "limit" in verdict.evidence:
-                self.platform.cancel(self.job)  # or it begins later, with nobody who waits for it
+                self.give_up()
             raise error_of(verdict)
         if self._skipped:
             return StageResult(self.name, verdict.reason)
@@ -107,6 +107,10 @@ class JobStage:
         absent = seen.state == "starting" and not seen.evidence.get("trainer_lives", True)
         return self.name != "train" or seen.state in ("queued", "suspended") or absent
 
+    def give_up(self) -> None:
+        if "limit" in self.poll().evidence:  # renews the claim first: the job may be somebody else's by now
+            self.platform.cancel(self.job)
+
     @property
     def uri(self) -> str | None:
         return self.run.uri
@@ -127,7 +131,9 @@ class JobStage:
             return None
         from ..runs.waiting import spent
 
-        limit = spent(seen, status, self.run.spec.limits, datetime.now(UTC), trains=self.name == "train")
+        at = seen.evidence.get("seen_at")  # by the cluster's clock: this one's may be off
+        now = datetime.fromisoformat(at) if at else datetime.now(UTC)
+        limit = spent(seen, status, self.run.spec.limits, now, trains=self.name == "train")
         if limit is None:
             return None
         evidence = {**seen.evidence, "limit": limit.limit}
@@ -155,8 +161,9 @@ class JobStage:
             status = self._status()
             if status is None or status.phase not in ("stopping", "ended"):
                 return
-            if self.platform.observe(self.job).state not in ("starting", "running"):
-                return
+            seen = self.platform.observe(self.job)
+            if seen.state not in ("starting", "running") or not seen.evidence.get("trainer_lives", True):
+                return  # no trainer, or a new one: the words are those of one before
             if time.monotonic() > deadline:
                 raise Infrastructure(f"the trainer was told to stop and has not ended for {_STOP_WAIT:.0f} s")
             if not told:

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
-from ..runs.errors import ElasticTPUError, ExitCode, HeldByAnother
+from ..runs.errors import ElasticTPUError, EndedOnRequest, ExitCode, HeldByAnother
 from ..runs.verdict import Verdict
 from .claimed import StageClaim
 from .outcomes import StageResult, error_of, interval_of, nothing_left_to_do
@@ -22,6 +23,9 @@ if TYPE_CHECKING:
     from ..platforms.base import Platform
     from ..runs.run import Run
     from .stage import SliceStep
+
+
+_PATIENT = 2.0  # seconds that nobody has to be told why
 
 
 class SliceStage:
@@ -35,6 +39,7 @@ class SliceStage:
         self.name = step.name
         self._since = time.monotonic()
         self._asked: datetime | None = None
+        self._looked, self._told = 0.0, ""
         self._verdict: Verdict | None = None
         self._report: Any = None
         self._refused: str | None = None
@@ -60,7 +65,20 @@ class SliceStage:
         goes_on = self._claim.is_held() and not nothing_left_to_do(self.run)
         if self._holds_any():
             self._tell("giving the slices back")
-        self._report = self.platform.release(jobs=not goes_on)
+        self._report = self.platform.release(not goes_on, self._waiting)
+
+    def _waiting(self, what: str) -> None:
+        """While what was deleted goes: keep the claim, if it is mine, and tell a person who would wonder."""
+        now = time.monotonic()
+        if now - self._since < _PATIENT or now - self._looked < 1.0:
+            return
+        self._looked = now
+        if what != self._told:
+            self._told = what
+            self._tell(what)
+        if self._claim.term is not None:
+            with suppress(EndedOnRequest, HeldByAnother):  # what is being deleted is ours even so
+                self._claim.renew()
 
     def _some_left(self) -> bool:
         try:
@@ -99,6 +117,8 @@ class SliceStage:
         if seen.state == "ready" or (seen.state == "partly" and seen.ready >= self.run.spec.slices.minimum):
             return Verdict("done", "complete", evidence=evidence, reason=seen.detail)
         if seen.state in ("requested", "partly"):
+            if seen.with_job:  # queued, put back or recovering: not a start, and the train stage has its limits
+                return Verdict("done", "complete", evidence=evidence, reason=seen.detail or "the run's job is there")
             limit = self.run.spec.limits.start
             if self._waited() > limit:
                 reason = f"limits.start ({limit:.0f} s) is spent: {seen.detail}"
@@ -147,6 +167,9 @@ class SliceStage:
             return False  # giving back is what a cancel would ask for
         self._claim.stop(grace, by)
         return True
+
+    def give_up(self) -> None:
+        """What was taken is given back by a release."""
 
     @property
     def uri(self) -> str | None:

@@ -84,6 +84,9 @@ class Stage(Protocol):
         With `now` the job gets no time to save. Returns whether a stop was asked for: some have nothing to stop.
         """
 
+    def give_up(self) -> None:
+        """End a job that a limit of the spec has ended, if that still stands: nobody waits for it any more."""
+
     @property
     def term(self) -> int | None:
         """The term of the claim that the stage acts in, once it has one."""
@@ -156,3 +159,6 @@ class NothingStarted:
     def cancel(self, grace: float, by: str = "", now: bool = False) -> bool:
         """Nothing."""
         return False
+
+    def give_up(self) -> None:
+        """Nothing."""

@@ -24,12 +24,16 @@ class Job:
 
 @dataclass(frozen=True)
 class SliceState:
-    """One look at the slices of a run. `state` absent: none were taken; failed: they cannot be had."""
+    """One look at the slices of a run. `state` absent: none were taken; failed: they cannot be had.
+
+    `with_job`: they come with the run's job, which is there already; how long it may wait is decided by who watches it.
+    """
 
     state: Literal["absent", "requested", "ready", "partly", "released", "failed"]
     ready: int
     wanted: int
     detail: str = ""
+    with_job: bool = False
 
 
 @dataclass(frozen=True)
@@ -50,8 +54,12 @@ class Platform(Protocol):
     def slices(self) -> SliceState:
         """Look at the slices."""
 
-    def release(self, jobs: bool = True) -> ReleaseReport:
-        """Give the slices back and end what runs on them, and verify that it is gone; with `jobs`, CPU jobs as well."""
+    def release(self, jobs: bool = True, waiting: Callable[[str], None] = ...) -> ReleaseReport:
+        """Give the slices back and end what runs on them, and verify that it is gone; with `jobs`, CPU jobs as well.
+
+        Args:
+          waiting: called with what is waited for, again and again, while it takes long.
+        """
 
     def launch(self, job: Job, waiting: Callable[[str], None] = lambda text: None) -> None:
         """Start a job, or adopt the one that runs.

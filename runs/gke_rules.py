@@ -136,12 +136,6 @@ def _labels(spec: RunSpec, gke: Gke) -> Iterator[Problem]:
             yield Problem(f"run.labels.{key}", value, "is set by the product; use slices.queue")
 
 
-def _queue(spec: RunSpec, gke: Gke) -> Iterator[Problem]:
-    queue = spec.slices.queue
-    if queue is not None and not re.fullmatch(r"[a-z0-9]([-a-z0-9.]{0,61}[a-z0-9])?", queue):
-        yield Problem("slices.queue", queue, "must be the name of a Kueue LocalQueue of gke.namespace")
-
-
 def _environment(spec: RunSpec, gke: Gke) -> Iterator[Problem]:
     for name in spec.secrets:
         if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
@@ -180,7 +174,6 @@ RULES: tuple[tuple[tuple[str, ...], Callable[[RunSpec], Iterator[Problem]]], ...
             (("gke.project", "gke.location", "gke.cluster"), _cluster),
             ((*_SLICE, "slices.count", "gke.single_host_slices"), _machine),
             (("slices.reservation",), _reservation),
-            (("slices.queue",), _queue),
             (("run.labels",), _labels),
             (("secrets",), _environment),
             (("gke.head",), _head),

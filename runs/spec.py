@@ -16,7 +16,7 @@ from pydantic import AfterValidator, Field, StringConstraints
 
 from . import gate, records
 from .errors import BadInput
-from .fields import Duration, Label, LabelKey, Name, Plain, Section, Whole
+from .fields import Duration, KubernetesName, Label, LabelKey, Name, Plain, Section, Whole
 from .fields import format_duration as format_duration
 from .fields import parse_duration as parse_duration
 from .spec_gke import Gke as Gke
@@ -56,7 +56,7 @@ class Slices(Section):
     min: Whole | None = Field(default=None, ge=1)
     capacity: Literal["on_demand", "spot", "reservation", "flex_start"] = "on_demand"
     reservation: Name | None = None
-    queue: Name | None = None
+    queue: KubernetesName | None = None  # a Kueue LocalQueue
 
     @property
     def minimum(self) -> int:

@@ -27,7 +27,7 @@ class Observation:
     `relaunching`: the platform itself starts the job again (so an exit is not the end).
     `evidence`: for people, but for two facts: `trainer_lives` is False when what status.json says is of a trainer
     before this one; `ran` is True when this very job has had all its slices before.
-    `waited`: seconds that it has been queued, starting or suspended.
+    `waited`: seconds that it has been queued, starting, suspended or relaunching; 0 if nothing tells.
     """
 
     state: Literal["absent", "queued", "starting", "running", "suspended", "over"]
@@ -117,10 +117,13 @@ def _alive(seen: Observation, status: Status | None) -> Verdict:
     phase = _RUNNING_PHASES[status.phase]
     if status.recovery > 0 and phase == "starting":
         phase = "recovering"
-    reason = status.reason
-    if phase == "recovering":
-        reason = reason or f"{status.slices.active} of {status.slices.wanted} slices"
-    return Verdict(phase, reason=reason or seen.detail, evidence=seen.evidence)
+    if seen.state == "starting" and status.recovery == 0 and phase == "recovering":
+        phase = "starting"  # nothing was lost: the slices were never all there
+    # What slices wait for is the platform's to say, and why the trainer waits is the trainer's.
+    reason = "; ".join(dict.fromkeys(words for words in (status.reason, seen.detail) if words))
+    if not reason and (phase == "recovering" or status.phase == "waiting"):
+        reason = f"{status.slices.active} of {status.slices.wanted} slices"
+    return Verdict(phase, reason=reason, evidence=seen.evidence)
 
 
 def _over(job: str, seen: Observation, status: Status | None, unproven_reason: str) -> Verdict:

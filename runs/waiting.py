@@ -1,7 +1,8 @@
 """Which of the limits that count before training gets going is spent: pure.
 
 `limits.queue`, `limits.start` and `limits.first_step` are the launcher's where nobody else could count them: a trainer
-that is not there yet has no clock. Once a step was done the trainer's own limits count, and a loss is not a start.
+that is not there has no clock, be it the first one or one that should follow another. Once a step was done the living
+trainer's own limits count, and a loss of slices is not a start.
 """
 
 from __future__ import annotations
@@ -31,10 +32,15 @@ def spent(seen: Observation, status: Status | None, limits: Limits, now: datetim
     """
     if seen.state == "queued":
         return _over("limits.queue", limits.queue, seen.waited, seen.detail or "still queued")
+    if seen.state == "suspended":
+        what = f"it ran and was put back; {seen.detail or 'still suspended'}"
+        return _over("limits.queue", limits.queue, seen.waited, what)
+    if seen.state == "over" and seen.relaunching:  # the head died, and what should follow it does not come
+        return _over("limits.start", limits.start, seen.waited, seen.detail or "the job is still being started again")
     got_on = status is not None and (status.step >= 0 or status.recovery > 0 or status.proven_step is not None)
     if seen.state == "starting":
         lives = seen.evidence.get("trainer_lives", True)
-        if seen.evidence.get("ran") or (lives and got_on):
+        if lives and (got_on or seen.evidence.get("ran")):
             return None
         return _over("limits.start", limits.start, seen.waited, seen.detail or "still starting")
     since = seen.evidence.get("running_since")

@@ -42,7 +42,7 @@ class Asked:
         return f"{self.verb} {what} in namespace {self.namespace}"
 
 
-def cut(text: str, longest: int = LONGEST) -> str:
+def without_middle(text: str, longest: int = LONGEST) -> str:
     """The text without its middle: a refusal says at its beginning what is wrong, and at its end why."""
     text = " ".join(text.split())
     if len(text) <= longest:
@@ -54,7 +54,7 @@ def cut(text: str, longest: int = LONGEST) -> str:
 def message_of(body: bytes) -> str:
     """What the server said, cut to what matters."""
     message = _status_of(body).get("message")
-    return cut(message if isinstance(message, str) else body.decode(errors="replace"))
+    return without_middle(message if isinstance(message, str) else body.decode(errors="replace"))
 
 
 def error_of(status: int, body: bytes, asked: Asked, login: str = "") -> ElasticTPUError:
@@ -97,7 +97,7 @@ def is_missing_right(status: int, body: bytes) -> bool:
 
 def no_login(error: Exception, login: str = "") -> Unreachable:
     """The credentials cannot be renewed now."""
-    text = f"the credentials for the cluster cannot be renewed ({type(error).__name__}: {cut(str(error))})"
+    text = f"the credentials for the cluster cannot be renewed ({type(error).__name__}: {without_middle(str(error))})"
     return Unreachable(f"{text}; {login or _LOGIN}")
 
 

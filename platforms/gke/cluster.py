@@ -14,6 +14,8 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
 from typing import Any, Self
 from urllib.parse import quote, urlencode
 
@@ -85,8 +87,15 @@ class _Call:
     repeatable: bool = False
 
 
+_READS = ("get", "list")
+
+
 class _Untrusted(Unreachable):
     """The server's certificate is not the cluster's."""
+
+
+class _RefusedNow(Unreachable):
+    """What this login may do was taken away, or is being given anew (`kubectl apply` of Roles): nothing is known."""
 
 
 class Cluster:
@@ -94,6 +103,7 @@ class Cluster:
 
     Args:
       api_client: a kubernetes ApiClient; `renew()` and `login` of credentials.py's one are used when they are there.
+      clock: our own, in seconds since 1970.
     """
 
     def __init__(
@@ -104,12 +114,14 @@ class Cluster:
         retries: urllib3.Retry = RETRIES,
         timeout: urllib3.Timeout = TIMEOUT,
         pauses: Sequence[float] = PAUSES,
+        clock: Callable[[], float] = time.time,
     ) -> None:
         self._client = api_client
         self.namespace = namespace
         self._retries, self._timeout, self._pauses = retries, timeout, pauses
         self._lock = threading.Lock()
         self._allowed: set[tuple[str, str]] = set()
+        self._clock, self._ahead = clock, 0.0
 
     @property
     def host(self) -> str:
@@ -120,6 +132,10 @@ class Cluster:
     def identity(self) -> tuple[str, str, str]:
         """What two Clusters must have in common to see the same: API server, namespace, login."""
         return self.host, self.namespace, self._login
+
+    def now(self) -> datetime:
+        """The time by the API server's clock, to about a second; by our own one before any answer."""
+        return datetime.fromtimestamp(self._clock() + self._ahead, UTC)
 
     # -- JobSets ----------------------------------------------------------------------------------------------
 
@@ -195,7 +211,7 @@ class Cluster:
         """Whether it is there; None when this login may not look."""
         try:
             return self._get("serviceaccounts", name) is not None
-        except BadInput:
+        except (BadInput, _RefusedNow):
             return None
 
     def _is_allowed(self, rule: Rule) -> bool:
@@ -265,15 +281,17 @@ class Cluster:
         return value
 
     def _expect_success(self, status: int, body: bytes, asked: Asked) -> None:
-        right = (asked.verb, asked.resource)
+        right, reads = (asked.verb, asked.resource), asked.verb in _READS
         if 200 <= status <= 299:
             self._allowed.add(right)
             return
         error = error_of(status, body, asked, self._login)
-        # A write may be refused for what it would do (a quota); a look that was allowed only by whoever is in between.
-        refused = is_missing_right(status, body) or (status == 403 and asked.verb in ("get", "list"))
-        if right in self._allowed and refused:
-            raise Unreachable(f"what was allowed before is refused now: {error}") from error
+        # A write may be refused for what it would do (a quota), or for a right that was never there; to a login that
+        # was shown something before, a look is refused only while its rights change, or by whoever is in between.
+        shown = any(verb in _READS for verb, _ in self._allowed)
+        unlikely = shown if reads else right in self._allowed and is_missing_right(status, body)
+        if status == 403 and unlikely and isinstance(error, BadInput):
+            raise _RefusedNow(f"this login was served before and is refused now: {error}") from error
         raise error
 
     def _send(self, call: _Call) -> tuple[int, bytes]:
@@ -302,6 +320,7 @@ class Cluster:
 
     def _send_once(self, call: _Call) -> tuple[int, bytes]:
         url = f"{self.host}{call.path}" + (f"?{urlencode(call.query)}" if call.query else "")
+        asked = self._clock()
         try:
             answer = self._client.rest_client.pool_manager.request(
                 call.method,
@@ -318,7 +337,17 @@ class Cluster:
                 raise _Untrusted(f"{self.host} does not prove that it is the cluster ({cause})") from error
             text = f"the Kubernetes API at {self.host} does not answer ({_short(cause)}); asked to {call.asked}"
             raise Unreachable(text) from error
+        self._set_clock(answer.headers.get("Date", ""), asked)
         return answer.status, answer.data
+
+    def _set_clock(self, date: str, asked: float) -> None:
+        """The server wrote its time, cut to a second, between the question and now: change what contradicts that."""
+        try:
+            said = parsedate_to_datetime(date).replace(tzinfo=UTC).timestamp()
+        except ValueError:
+            return
+        least, most = said - self._clock(), said + 1.0 - asked
+        self._ahead = max(min(self._ahead, most), least)
 
     def _headers(self) -> dict[str, str]:
         headers = {

@@ -16,14 +16,22 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from kubernetes.client import ApiClient, Configuration
-from kubernetes.client.rest import RESTClientObject
-from kubernetes.config import ConfigException, incluster_config, kube_config, list_kube_config_contexts
-from kubernetes.config.exec_provider import ExecProvider
-
 from ... import __version__
 from ...runs.errors import BadInput, Problem, Unreachable
 from ...runs.spec import Gke
+
+
+def _no_extra(error: ImportError) -> BadInput:
+    return BadInput([Problem("platform", "gke", f"needs `pip install 'elastic-tpu[gke]'` ({error})")])
+
+
+try:
+    from kubernetes.client import ApiClient, Configuration
+    from kubernetes.client.rest import RESTClientObject
+    from kubernetes.config import ConfigException, incluster_config, kube_config, list_kube_config_contexts
+    from kubernetes.config.exec_provider import ExecProvider
+except ImportError as error:
+    raise _no_extra(error) from error
 
 Configure = Callable[[Any], None]
 
@@ -268,8 +276,11 @@ def _ask_google(name: str) -> tuple[Any, Any]:
     import google.auth
     from google.api_core import exceptions as api
     from google.auth import exceptions as auth
-    from google.cloud import container_v1
 
+    try:
+        from google.cloud import container_v1
+    except ImportError as error:
+        raise _no_extra(error) from error
     try:
         credentials, _ = google.auth.default(scopes=SCOPES)
         return credentials, container_v1.ClusterManagerClient(credentials=credentials).get_cluster(

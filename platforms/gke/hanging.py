@@ -2,7 +2,7 @@
 
 Nobody tells how a pod on a silent node ended. A Job that decides by exit codes waits for that, even when its pod is
 deleted by force; and a new pod of a slice is sent to where the old ones are, as long as they are there (exclusive
-topology). So the Jobs are deleted as well as the pods, and JobSet makes them anew. All of it is looked for again at
+topology). So the Jobs are deleted as well as the pods, and JobSet makes its own anew. All of it is looked for again at
 each look, so that a deletion that failed is made up for.
 """
 
@@ -28,13 +28,14 @@ class Hanging:
 def hanging(pods: Sequence[Raw], now: datetime) -> Hanging:
     """What hangs of a run, or of one of its Jobs.
 
-    A head takes all slices along, as a restart does; a slice and a plain Job are begun anew alone.
+    A head takes all slices along, as a restart does, and a slice is begun anew alone. A plain Job that is deleted has
+    no result: its stage ends with 75, and the orchestrator begins it anew.
     """
     silent, head = stuck(pods, now), stuck_head(pods, now)
     parts = {_part(pod) for pod in silent}
-    anew = [p for p in pods if _part(p) in parts or (head is not None and label(p, JOBSET_UID) == _jobset(head))]
-    if head is None:  # a slice that is back on other nodes has left its old pods behind
-        anew = [p for p in anew if not _is_back(p, pods)]
+    # A slice that is back on other nodes has left its old pods behind, unless its head takes it along.
+    taken = [p for p in pods if head is not None and label(p, JOBSET_UID) == _jobset(head)]
+    anew = taken + [p for p in pods if p not in taken and _part(p) in parts and not _is_back(p, pods)]
     owners = {owner: _part(pod)[1] == names.HEAD for pod in anew for owner in _owners(pod)}
     return Hanging(tuple(sorted(owners, key=lambda owner: (owners[owner], owner))), tuple(silent))
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 
 from ...runs import patch_rules, tpu
+from ...runs.errors import ExitCode
 from ...runs.plan import Plan
 from ...runs.spec import GkeJob, RunSpec
 from ..base import Job
@@ -69,7 +70,7 @@ def job(spec: RunSpec, made: Plan, wanted: Job) -> Json:
                         "onExitCodes": {
                             "containerName": names.TRAINER,
                             "operator": "In",
-                            "values": sorted({*parts.FINAL, 65}),
+                            "values": sorted({*parts.FINAL, int(ExitCode.GATE_FAILED)}),
                         },
                     },
                     {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]},

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 PREFIX = "elastic-tpu.dev"
 RUN_ID = f"{PREFIX}/run-id"  # label of every object of a run, pods too
-SLICE = f"{PREFIX}/slice"
 ROLE = f"{PREFIX}/role"  # label: head, worker, export, evaluate
 RUN_URI = f"{PREFIX}/run-uri"  # annotation
 SPEC_HASH = f"{PREFIX}/spec-hash"  # annotation: what a second launch compares before it adopts

@@ -74,13 +74,14 @@ class Observer:
     """Looks at JobSets for any number of threads, at most once an interval. See `observer_of`.
 
     Args:
+      cluster: who is asked; what it learns of clock and rights is known to all runs that share it.
       interval: seconds that an answer is good for; also how long a cluster that does not answer is left alone.
     """
 
     def __init__(
         self, cluster: Cluster, interval: float = INTERVAL, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        self._cluster, self.interval, self._clock = cluster, interval, clock
+        self.cluster, self.interval, self._clock = cluster, interval, clock
         self._asking = threading.Lock()  # held during a request for all: whoever waits for it finds the answer
         self._guard = threading.Lock()  # of what is below
         self._known: dict[str, _Known] = {}
@@ -123,7 +124,7 @@ class Observer:
             if self._events is None or now - self._events[0] >= self.interval:
                 with self._guard:
                     self._refuse_while_silent()
-                self._events = now, self._guarded(lambda: self._cluster.list_events(trim_event))
+                self._events = now, self._guarded(lambda: self.cluster.list_events(trim_event))
             known = self._events[1]
         return [event for event in known if is_about(event, run_id)]
 
@@ -162,11 +163,11 @@ class Observer:
             self._keep(jobset["metadata"]["name"], jobset, now)
 
     def _listed(self, selector: str) -> list[Json]:
-        return self._cluster.list_jobsets(trim, selector)
+        return self.cluster.list_jobsets(trim, selector)
 
     def _get(self, name: str) -> Json | None:
         now = self._clock()
-        answer = self._guarded(lambda: self._cluster.get_jobset(name))
+        answer = self._guarded(lambda: self.cluster.get_jobset(name))
         jobset = None if answer is None else trim(answer)
         self._keep(name, jobset, now)
         return jobset

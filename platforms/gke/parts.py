@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from ...runs import gke_rules, patch_rules
+from ...runs.errors import ExitCode
 from ...runs.spec import Gke, RunSpec
 from . import names
 
@@ -19,7 +20,7 @@ COORDINATOR = "metadata.labels['jobset.sigs.k8s.io/coordinator']"
 TPU_TOLERATION = {"key": patch_rules.TPU, "operator": "Exists"}
 
 # Only a relaunch can cure 75, 143 and a signal; these say that it would not.
-FINAL = (64, 70, 76, 77)
+FINAL = tuple(map(int, (ExitCode.BAD_INPUT, ExitCode.BUG, ExitCode.ENDED_ON_REQUEST, ExitCode.LIMIT_SPENT)))
 
 
 def section(spec: RunSpec) -> Gke:

@@ -30,6 +30,8 @@ _DELETES, _WITHIN = 20, 600.0  # and no more than so many in so many seconds: a 
 _HURRY, _HURRIED = 10.0, 0.2  # after something happened: so many seconds of looking so often
 _A_LOOK = 0.05  # seconds that each slice adds to the interval: 20 requests a second are enough for one run
 _LONGEST = 30.0  # seconds between two looks while the API does not answer
+_NO_ROLES = 10.0  # seconds of refusals that are not believed: an API server that has just started knows no Roles yet
+_ASK_AGAIN = 0.5  # seconds between two deletes that are refused
 
 
 @dataclass(frozen=True)
@@ -84,6 +86,7 @@ class Tracked:
     seen: Seen | None = None
     _down_since: float = 0.0
     _given_up: str = ""
+    _refusals: tuple[float, float] | None = None  # since when its deletes are refused, and the last time
     _deletes: deque[float] = field(default_factory=lambda: deque(maxlen=_DELETES))
 
     def note(self, seen: Seen | None, now: float) -> list[tuple[Kind, str]]:
@@ -100,7 +103,7 @@ class Tracked:
             self.losses, self.lost, self._down_since = self.losses + 1, True, now
             told.append(("lost", "its Job was replaced" if self.up else seen.detail if seen else "its Job is gone"))
         if seen is not None and self.up:
-            self.uid = seen.uid
+            self.uid, self._refusals = seen.uid, None
             if self.lost:
                 self.lost = False
                 told.append(("back", seen.detail))
@@ -121,17 +124,28 @@ class Tracked:
         in_place = seen.state == "restarting" and now - self._down_since < _IN_PLACE
         if in_place or seen.state not in ("short", "restarting", "failed"):
             return False
+        if self._refusals is not None and now - self._refusals[1] < _ASK_AGAIN:
+            return False
         often = len(self._deletes) == _DELETES and now - self._deletes[0] < _WITHIN
         return not often and not (self._deletes and now - self._deletes[-1] < _BETWEEN)
 
     def deleted(self, now: float) -> None:
         """Its Job was deleted: once is enough."""
         self._deletes.append(now)
-        self._given_up = self.uid
+        self._given_up, self._refusals = self.uid, None
 
-    def refused(self) -> None:
-        """Its Job may not be deleted: wait for the back-off."""
-        self._given_up = self.uid
+    def api_was_away(self) -> None:
+        """It may have been started again: earlier refusals say nothing."""
+        self._refusals = None
+
+    def refused(self, now: float) -> bool:
+        """Its Job may not be deleted; whether that has lasted long enough to leave the slice to its back-off."""
+        since = self._refusals[0] if self._refusals is not None else now
+        self._refusals = since, now
+        if now - since < _NO_ROLES:
+            return False
+        self._given_up, self._refusals = self.uid, None
+        return True
 
 
 class GkeSlices:
@@ -168,6 +182,7 @@ class GkeSlices:
         self._looked = self._announced = self._over = self._closed = False
         self._complaints: set[str] = set()
         self._silent = 0
+        self._refused_since: float | None = None
         self._thread = threading.Thread(target=self._watch, name="slices", daemon=True)
         self._thread.start()
 
@@ -233,11 +248,19 @@ class GkeSlices:
                     self._look_at(index)
         except Away as error:
             self._silent += 1
+            self._refused_since = None
+            for slice_ in self._slices:
+                slice_.api_was_away()
             self._complain("the cluster's API does not answer, so slices are not watched", error)
-            return min(_LONGEST, self._interval * 2.0**self._silent)
+            return min(_LONGEST, self._interval * 2.0 ** min(self._silent, 20))
         except Refused as error:
+            now = self._clock()
+            self._refused_since = now if self._refused_since is None else self._refused_since
+            if now - self._refused_since < _NO_ROLES:
+                return self._interval
             self._complain(f"slices are not watched ({_CURE})", error)
             return _LONGEST
+        self._refused_since = None
         if self._silent:
             _log.info("the cluster's API answers again")
             self._silent = 0
@@ -269,8 +292,8 @@ class GkeSlices:
         try:
             self._api.delete_job(name, slice_.uid)
         except Refused as error:
-            slice_.refused()
-            self._complain(f"a lost slice comes back after its Job's back-off only ({_CURE})", error)
+            if slice_.refused(self._clock()):
+                self._complain(f"a lost slice comes back after its Job's back-off only ({_CURE})", error)
             return
         slice_.deleted(self._clock())
         self._hurry_until = self._clock() + _HURRY

@@ -116,9 +116,9 @@ def look_job(job: Raw | None, pods: Sequence[Raw], events: Sequence[Raw], now: d
     words = reasons.troubles(mine, events, created(job))
     if (job.get("spec") or {}).get("suspend"):
         ran = bool(status.get("startTime"))
-        since = max(created(job), changed(holds(job, "Suspended"))) if ran else created(job)
-        detail = _queue_words(job, events)
-        return Observation("suspended" if ran else "queued", None, False, detail, evidence, _seconds(since, now))
+        put_back = changed(suspended) if (suspended := holds(job, "Suspended")) else None
+        waited = _seconds(put_back if ran else created(job), now)
+        return Observation("suspended" if ran else "queued", None, False, _queue_words(job, events), evidence, waited)
     if status.get("ready") or any(runs(p) for p in mine):
         return Observation("running", detail="; ".join(words), evidence=evidence)
     last = newest(p for p in mine if phase(p) == "Failed")
@@ -126,8 +126,10 @@ def look_job(job: Raw | None, pods: Sequence[Raw], events: Sequence[Raw], now: d
         end, how = reasons.how_it_ended(last, names.TRAINER)
         detail = f"{how or 'the pod failed'}; it is being started again"
         return Observation("over", end.exit_code if end else None, True, detail, evidence)
-    since = max(created(job), changed(condition(job, "Suspended")))
-    return Observation("starting", None, False, "; ".join(words), evidence, _seconds(since, now))
+    gone = not mine and (status.get("failed") or (status.get("uncountedTerminatedPods") or {}).get("failed"))
+    # A pod that is replaced after hours begins anew; before the next one is made, nothing tells since when.
+    since = max([created(job), changed(condition(job, "Suspended")), *map(created, mine)])
+    return Observation("starting", None, False, "; ".join(words), evidence, 0.0 if gone else _seconds(since, now))
 
 
 # -- a JobSet ---------------------------------------------------------------------------------------------------
@@ -135,12 +137,12 @@ def look_job(job: Raw | None, pods: Sequence[Raw], events: Sequence[Raw], now: d
 
 def _not_let_go(view: View, events: Sequence[Raw], now: datetime) -> Seen:
     """Suspended: in the queue before it ever ran, or put back (preempted, or by hand)."""
-    since = max(created(view.jobset), changed(holds(view.jobset, "Suspended"))) if view.ran else created(view.jobset)
+    since = view.put_back if view.ran else created(view.jobset)
     detail, waited = _queue_words(view.jobset, events), _seconds(since, now)
     observation = Observation(
         "suspended" if view.ran else "queued", None, False, detail, {**view.evidence, "trainer_lives": False}, waited
     )
-    return Seen(observation, SliceState("requested", 0, view.wanted, detail))
+    return Seen(observation, SliceState("requested", 0, view.wanted, detail, with_job=True))
 
 
 def _let_go(view: View, events: Sequence[Raw], now: datetime) -> Seen:
@@ -160,7 +162,7 @@ def _let_go(view: View, events: Sequence[Raw], now: datetime) -> Seen:
     ended = newest(view.heads)
     died = view.head["failed"] > 0 or (ended is not None and phase(ended) == "Failed")
     if not view.head_up and (died or holds(view.jobset, "RestartingJobSet")):
-        return Seen(_again(view, ended, words, evidence), slices)
+        return Seen(_again(view, ended, words, evidence, now), slices)
     if view.head_up and (view.ran or complete):
         return Seen(Observation("running", detail=detail, evidence={**evidence, **_ready_since(view)}), slices)
     if not view.head_up and view.ran and (view.head["succeeded"] or (ended is not None and is_being_deleted(ended))):
@@ -169,10 +171,11 @@ def _let_go(view: View, events: Sequence[Raw], now: datetime) -> Seen:
         node = (silent[0].get("spec") or {}).get("nodeName") if silent else ""
         detail = f"the head's pod does not end: node {node} is silent" if silent else "the head is ending"
         return Seen(Observation("running", detail=detail, evidence=evidence), slices)
-    return Seen(Observation("starting", None, False, detail, evidence, _seconds(view.since, now)), slices)
+    waited = _seconds(view.let_go if view.ran else view.since, now)
+    return Seen(Observation("starting", None, False, detail, evidence, waited), slices)
 
 
-def _again(view: View, ended: Raw | None, words: list[str], evidence: dict[str, Any]) -> Observation:
+def _again(view: View, ended: Raw | None, words: list[str], evidence: dict[str, Any], now: datetime) -> Observation:
     """The head died and JobSet starts everything again, or is about to say that it does not."""
     allowed = ((view.jobset["spec"].get("failurePolicy")) or {}).get("maxRestarts")
     code, how = None, ""
@@ -184,7 +187,7 @@ def _again(view: View, ended: Raw | None, words: list[str], evidence: dict[str, 
     else:
         told = "the head has ended"
     said = [told, how, *(w for w in words if w != "the head is starting")]
-    return Observation("over", code, True, "; ".join(w for w in said if w), evidence)
+    return Observation("over", code, True, "; ".join(w for w in said if w), evidence, _seconds(view.begun_anew, now))
 
 
 def _over(view: View, over: Raw) -> Observation:
@@ -268,5 +271,5 @@ def _queue_words(found: Raw, events: Sequence[Raw]) -> str:
     return f"waits in queue {queue or 'of Kueue'}" + (f": {said}" if said else "")
 
 
-def _seconds(since: datetime, now: datetime) -> float:
-    return max(0.0, (now - since).total_seconds())
+def _seconds(since: datetime | None, now: datetime) -> float:
+    return 0.0 if since is None else max(0.0, (now - since).total_seconds())

@@ -11,6 +11,7 @@ from ..base import SliceState
 from . import names
 from .raw import (
     JOBSET_UID,
+    LONG_AGO,
     Raw,
     changed,
     condition,
@@ -21,6 +22,7 @@ from .raw import (
     name_of,
     phase,
     runs,
+    when,
 )
 
 
@@ -76,8 +78,37 @@ class View:
     @property
     def since(self) -> datetime:
         """When it was let go for the last time: created, resumed, or begun anew after a dip."""
-        begun = changed(holds(self.jobset, "StartupPolicyInProgress"))
-        return max(created(self.jobset), changed(condition(self.jobset, "Suspended")), begun)
+        return max(created(self.jobset), changed(condition(self.jobset, "Suspended")), self._in_progress)
+
+    @property
+    def put_back(self) -> datetime | None:
+        """Since when it is suspended, after it ran; None if nothing tells.
+
+        The condition comes late, and stays true up to the next suspension if not all slices were ready in between.
+        """
+        suspended = changed(holds(self.jobset, "Suspended"))
+        return suspended if suspended > max(LONG_AGO, self._in_progress) else None
+
+    @property
+    def let_go(self) -> datetime | None:
+        """Since when its head is to start, after it ran; None if nothing tells: no condition does."""
+        return max([self.since, *map(_last_change, self.heads)]) if self.heads else None
+
+    @property
+    def begun_anew(self) -> datetime | None:
+        """Since when its head is to come back after its end; None if nothing tells.
+
+        The condition stays true up to the next restart if not all slices were ready in between, so pods count as well.
+        """
+        restarting = changed(holds(self.jobset, "RestartingJobSet"))
+        if not self.heads and (restarting == LONG_AGO or not all(is_being_deleted(p) for p in self.workers)):
+            return None  # the head has gone this moment, and a restart will follow
+        ends = [when(p["metadata"].get("deletionTimestamp")) or LONG_AGO for p in self.workers]
+        return max([restarting, *map(_last_change, self.heads), *ends])
+
+    @property
+    def _in_progress(self) -> datetime:
+        return changed(holds(self.jobset, "StartupPolicyInProgress"))
 
     @property
     def lost(self) -> list[int]:
@@ -102,7 +133,9 @@ class View:
         }
 
     def slices(self, state: Literal["requested", "ready", "partly", "released"], detail: str = "") -> SliceState:
-        return SliceState(state, 0 if state == "released" else self.ready, self.wanted, detail)
+        if state == "released":
+            return SliceState(state, 0, self.wanted, detail)
+        return SliceState(state, self.ready, self.wanted, detail, with_job=True)
 
 
 def _counts(jobset: Raw, name: str) -> dict[str, int]:
@@ -118,3 +151,8 @@ def _parallelism(replicated: Raw) -> int | None:
 
 def _is_ready(pod: Raw) -> bool:
     return phase(pod) == "Running" and not is_being_deleted(pod) and holds(pod, "Ready") is not None
+
+
+def _last_change(pod: Raw) -> datetime:
+    """When a pod was created, or changed its state last: started, ended, lost its node."""
+    return max([created(pod), *(changed(c) for c in (pod.get("status") or {}).get("conditions") or [])])

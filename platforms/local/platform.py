@@ -80,7 +80,7 @@ class LocalPlatform:
             return SliceState("released", 0, wanted, str(record.get("reason", "")))
         return SliceState("failed", 0, wanted, f"the supervisor of the slices (pid {record['pid']}) is gone")
 
-    def release(self, jobs: bool = True) -> ReleaseReport:
+    def release(self, jobs: bool = True, waiting: Callable[[str], None] = lambda text: None) -> ReleaseReport:
         """End the supervisors of this run and verify by pid that nothing is left."""
         self._check_host()
         record = self._record() or {}
@@ -98,7 +98,7 @@ class LocalPlatform:
                 processes = [p for p in self._pids(name, None) if p.alive()]
                 existed += [f"supervisor of {name}, which did not answer"] if processes else []
                 _signal(processes, signal.SIGTERM)
-            alive = self._wait_gone(processes, _END)
+            alive = self._wait_gone(processes, _END, waiting)
             _signal(alive, signal.SIGKILL)  # it did not end in order, so it ends, and its children with it
             left += [f"pid {p.pid}" for p in self._wait_gone(alive, 5.0)]
         for name in names if not left else ():
@@ -247,9 +247,12 @@ class LocalPlatform:
         return [f"job {name}"]
 
     @staticmethod
-    def _wait_gone(processes: list[ProcessId], seconds: float = _END) -> list[ProcessId]:
+    def _wait_gone(
+        processes: list[ProcessId], seconds: float = _END, waiting: Callable[[str], None] = lambda text: None
+    ) -> list[ProcessId]:
         deadline = time.monotonic() + seconds
         while (alive := [p for p in processes if p.alive()]) and time.monotonic() < deadline:
+            waiting("waiting until the run's processes are gone; the trainer may be saving")
             time.sleep(0.02)
         return alive
 

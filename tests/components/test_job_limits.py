@@ -35,7 +35,7 @@ class Shown:
     def slices(self) -> SliceState:
         return SliceState("requested", 0, 2)
 
-    def release(self, jobs: bool = True) -> ReleaseReport:
+    def release(self, jobs: bool = True, waiting: object = None) -> ReleaseReport:
         return ReleaseReport((), (), ())
 
     def launch(self, job: Job, waiting: object = None) -> None:
@@ -80,6 +80,8 @@ def since(minutes: float) -> str:
 SPENT = [
     (Observation("queued", detail="waits in queue tpu", waited=3601), "limits.queue (1h) is spent: waits in queue tpu"),
     (Observation("starting", detail="no node", waited=601), "limits.start (10m) is spent: no node"),
+    (Observation("suspended", waited=3601), "limits.queue (1h) is spent: it ran and was put back"),
+    (Observation("over", -9, True, "no node", waited=601), "limits.start (10m) is spent: no node"),
     (Observation("running", evidence={"running_since": since(6)}), "limits.first_step (5m) is spent: all slices are"),
 ]
 
@@ -119,7 +121,8 @@ def test_on_this_machine_the_trainers_own_limits_count(make_stage: MakeStage, se
     ("seen", "phase"),
     [
         (Observation("queued", waited=3599), "queued"),
-        (Observation("suspended", waited=90000), "suspended"),
+        (Observation("suspended", waited=3599), "suspended"),
+        (Observation("over", -9, relaunching=True, waited=599), "recovering"),
         (Observation("starting", waited=599), "starting"),
     ],
 )
@@ -138,13 +141,6 @@ def test_training_that_got_on_has_started(make_stage: MakeStage) -> None:
 def test_an_export_that_never_starts_is_ended_and_one_that_runs_is_not(make_stage: MakeStage) -> None:
     assert make_stage(Observation("starting", waited=601), step=EXPORT)[0].poll().code == 77
     assert not make_stage(Observation("running", evidence={"running_since": since(600)}), step=EXPORT)[0].poll().done
-
-
-@pytest.mark.parametrize("state", ["queued", "starting", "running", "suspended"])
-def test_a_job_that_is_there_is_adopted(make_stage: MakeStage, state: Any) -> None:
-    stage, shown = make_stage(Observation(state))
-    stage.submit()
-    assert not shown.launched
 
 
 @pytest.mark.parametrize("state", ["queued", "suspended"])

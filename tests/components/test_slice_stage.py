@@ -19,17 +19,21 @@ from elastic_tpu.runs.run import create_run
 from elastic_tpu.runs.verdict import Observation
 from elastic_tpu.tests.support import Case
 
+COMING = SliceState("requested", 0, 2, "0 of 2")
+
 
 @dataclass
 class Requested:
     """A platform whose slices have been asked for and do not come."""
 
+    seen: SliceState = COMING
+
     def acquire(self) -> None: ...
 
     def slices(self) -> SliceState:
-        return SliceState("requested", 0, 2, "0 of 2")
+        return self.seen
 
-    def release(self, jobs: bool = True) -> ReleaseReport:
+    def release(self, jobs: bool = True, waiting: object = None) -> ReleaseReport:
         return ReleaseReport((), (), ())
 
     def launch(self, job: Job) -> None: ...
@@ -47,7 +51,7 @@ class Requested:
 def waiting(make_case: Callable[..., Case]) -> Callable[..., SliceStage]:
     """A provision in a new process, of slices about which these things happened so many seconds ago."""
 
-    def make(**ago: float) -> SliceStage:
+    def make(seen: SliceState = COMING, **ago: float) -> SliceStage:
         run = create_run(read_spec(str(make_case(limits={"start": "10m"}).spec)))
         for kind, seconds in ago.items():
             then = datetime.now(UTC) - timedelta(seconds=seconds)
@@ -55,7 +59,7 @@ def waiting(make_case: Callable[..., Case]) -> Callable[..., SliceStage]:
         driver = Driver(run.store, "dag/1", "1", 600)
         driver.take()
         claim = StageClaim(driver, run.store, ("dag/1", "1"), 600, take_over=False)
-        return SliceStage(PROVISION, run, Requested(), claim, lambda _: None)  # type: ignore[arg-type]
+        return SliceStage(PROVISION, run, Requested(seen), claim, lambda _: None)  # type: ignore[arg-type]
 
     return make
 
@@ -76,6 +80,23 @@ def test_limits_start_counts_from_the_request(
     verdict = waiting(**ago).poll()
     assert (verdict.code == ExitCode.LIMIT_SPENT) is spent
     assert verdict.done is spent
+
+
+@pytest.mark.parametrize(
+    ("seen", "summary"),
+    [
+        (SliceState("requested", 0, 2, "waits in queue tpu", with_job=True), "waits in queue tpu"),
+        (SliceState("partly", 0, 2, with_job=True), "the run's job is there"),  # recovering
+    ],
+)
+def test_slices_of_a_job_that_is_there_are_the_next_stages_to_wait_for(
+    waiting: Callable[..., SliceStage], seen: SliceState, summary: str
+) -> None:
+    """As a launcher finds them that goes on with the run of one that was lost."""
+    stage = waiting(seen, requested=900000)
+    verdict = stage.poll()
+    assert (verdict.phase, verdict.outcome, verdict.code) == ("done", "complete", 0)
+    assert stage.collect().summary == summary
 
 
 def test_what_is_not_over_has_no_result(waiting: Callable[..., SliceStage]) -> None:

@@ -9,15 +9,18 @@ from __future__ import annotations
 import random
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 from elastic_tpu.platforms.gke import names
 from elastic_tpu.platforms.local import worker
 from elastic_tpu.platforms.local.slices import runtime_folder, worker_socket
+from elastic_tpu.runs.events import Event
+from elastic_tpu.runs.status import Status
 from elastic_tpu.tests.controlplane.cases import TAG, ClusterCase, Json
 from elastic_tpu.tests.controlplane.kubelet import ProcessKubelet
 from elastic_tpu.tests.controlplane.plane import ControlPlane
@@ -25,6 +28,7 @@ from elastic_tpu.tests.support import Launcher, until
 from elastic_tpu.trainer.hardware import SIMULATED
 
 SLICES, VMS = 3, 4
+UNNOTICED = 30  # steps of 0.2 s that training may go on meanwhile: heartbeat, kubectl, the pod's end
 TINY = {
     "base_emb_dim": 96,
     "base_num_query_heads": 4,
@@ -78,10 +82,6 @@ class SeedCase(ClusterCase):
         }
         return super().write(**{**seed, **sections})
 
-    def is_proven(self) -> bool:
-        """Whether there is something to restore."""
-        return self.started and bool(self.events("checkpoint.proven"))
-
     def program(self, pod: Json, container: Json, environment: Json, argv: list[str]) -> tuple[list[str], Json] | None:
         if container["name"] == names.TRAINER:
             module = argv[argv.index("-m") :]
@@ -106,6 +106,13 @@ class SeedCase(ClusterCase):
             yield kubelet
 
 
+def restorable(events: Sequence[Event], recovery: Event) -> int:
+    """The newest step that was proven when a recovery restored; -1: none, so that training begins anew."""
+    began = recovery.time - timedelta(seconds=recovery.data["seconds"]["first_step"])
+    proven = (e.step for e in events if e.kind == "checkpoint.proven" and e.time < began)
+    return max((step for step in proven if step is not None), default=-1)
+
+
 @dataclass(frozen=True)
 class Outcome:
     """What was seen. Seconds are of a simulation, but for what Kubernetes took."""
@@ -123,24 +130,32 @@ class Outcome:
 def experiment(
     case: SeedCase, seed: int, tell: Callable[[str], None] = lambda text: None, seconds: float = 300.0
 ) -> Outcome:
-    """Run it: a worker pod is deleted by force at a moment that the seed chooses, whatever happens at that moment."""
+    """Run it: a worker pod is deleted by force at a moment that the seed chooses, whatever happens at that moment.
+
+    There may be nothing to restore then. The last steps are left out: training must not be over before the loss shows.
+    """
     chance = random.Random(seed)
+    at = chance.randrange(1, case.steps - UNNOTICED)
+
+    def reached() -> Status | None:
+        status = case.status if case.started else None
+        return status if status is not None and status.step >= at else None
+
     with case.simulated_slices(), Launcher(case) as launcher:
         over = launcher.process.poll
-        until(lambda: over() is not None or case.is_proven(), "the first proven checkpoint", seconds)
+        until(lambda: over() is not None or reached(), f"step {at}", seconds)
         assert over() is None, launcher.output
-        at = chance.randrange(case.steps // 4, case.steps // 2)
-        until(lambda: (s := case.status) is not None and s.step >= at, f"step {at}", seconds)
-        time.sleep(chance.random() * 2)  # any moment: within a step, a save, a heartbeat
-        index = chance.randrange(SLICES)
-        before = case.pods(names.HEAD)[0]
         status = case.status
         assert status is not None
+        time.sleep(chance.random() * (status.step_seconds or 1.0))  # any moment of a step
+        index = chance.randrange(SLICES)
+        before = case.pods(names.HEAD)[0]
         mine = [p for p in case.pods(names.WORKER) if p["metadata"]["labels"][names.JOB_INDEX] == str(index)]
         victim = str(chance.choice(mine)["metadata"]["name"])
         tell(f"step {status.step}: kubectl delete pod {victim} --force --grace-period=0")
         case.plane.kubectl("delete", "pod", victim, "-n", case.namespace, "--force", "--grace-period=0")
-        until(lambda: case.events("recovery.finished"), "the recovery", seconds)
+        until(lambda: over() is not None or case.events("recovery.finished"), "the recovery", seconds)
+        assert case.events("recovery.finished"), launcher.output
         after, jobset = case.pods(names.HEAD)[0], case.jobset
         assert jobset is not None
         code = launcher.wait(seconds)

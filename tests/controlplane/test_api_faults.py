@@ -37,7 +37,7 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(defaults, "retries", RETRIES.new(backoff_factor=0.02, backoff_jitter=0.0))
     monkeypatch.setitem(defaults, "timeout", urllib3.Timeout(connect=5.0, read=1.0))
     monkeypatch.setitem(defaults, "pauses", (0.05, 0.05))
-    monkeypatch.setattr("elastic_tpu.platforms.gke.platform._LOOK", 0.1)
+    monkeypatch.setattr("elastic_tpu.platforms.gke.ending._LOOK", 0.1)
 
 
 @pytest.fixture

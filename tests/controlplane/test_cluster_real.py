@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import threading
+import time
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -89,6 +90,15 @@ def test_the_launchers_role_is_enough_for_every_call(cluster: Cluster) -> None:
     assert cluster.delete_jobset("demo", made["metadata"]["uid"])
     until(lambda: cluster.get_jobset("demo") is None, "the JobSet's end")
     assert cluster.get_job("demo-pathways-head-0") is None, "foreground: its Job goes first"
+
+
+def test_the_servers_answers_tell_the_time_to_a_launcher_whose_clock_is_wrong(
+    plane: ControlPlane, namespace: str
+) -> None:
+    cluster = Cluster(plane.api_client(ACCOUNT, namespace), namespace, clock=lambda: time.time() - 7200)
+    assert time.time() - cluster.now().timestamp() > 7000
+    cluster.list_jobsets()
+    assert abs(cluster.now().timestamp() - time.time()) < 1.5
 
 
 def test_each_account_has_its_own_rights_and_the_preflight_sees_them(plane: ControlPlane, namespace: str) -> None:

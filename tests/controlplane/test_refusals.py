@@ -39,7 +39,7 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     from elastic_tpu.platforms.gke.cluster import Cluster
 
     monkeypatch.setitem(Cluster.__init__.__kwdefaults__, "pauses", ())
-    monkeypatch.setattr("elastic_tpu.platforms.gke.platform._LOOK", 0.1)
+    monkeypatch.setattr("elastic_tpu.platforms.gke.ending._LOOK", 0.1)
 
 
 def phase_is(stage: Stage, phase: str) -> Verdict:
@@ -137,9 +137,16 @@ def test_a_field_that_nobody_knows_is_refused_and_not_dropped(case: ClusterCase)
 # -- what never fails by itself ---------------------------------------------------------------------------------------
 
 
-def spends(case: ClusterCase, limit: str, words: tuple[str, ...], phase: str = "starting") -> None:
-    """The verdict names what is waited for, the limit ends it, and a release leaves nothing."""
+def spends(
+    case: ClusterCase,
+    limit: str,
+    words: tuple[str, ...],
+    phase: str = "starting",
+    but: Callable[[ClusterCase], bool] = lambda case: True,
+) -> None:
+    """Once it is `but` so, the verdict names what is waited for, the limit ends it, and a release leaves nothing."""
     train = case.launch()
+    until(lambda: but(case), "what comes first")
     seen = until(lambda: (verdict := train.poll()).done or (words[0] in verdict.reason and verdict), "the reason")
     assert seen is not True, "the limit was spent before the reason was known"
     assert (seen.phase, seen.outcome) == (phase, "none")
@@ -161,6 +168,19 @@ def test_a_priority_class_is_missing(case: ClusterCase) -> None:
 def test_no_pool_is_free(case: ClusterCase) -> None:
     case.write(limits={"start": "5s"})
     spends(case, "limits.start", ("no node for the pod with cloud.google.com/gke-nodepool=" + case.pool, "head: "))
+
+
+def test_no_pool_for_the_slices_is_free(case: ClusterCase) -> None:
+    """The head is up and its trainer waits: why it does is only known of the pods that have no node."""
+    case.write(limits={"start": "10s"})
+    words = "slices 0, 1: no node for the pod with cloud.google.com/gke-tpu-accelerator=tpu-v5-lite-podslice"
+    with case.hardware(slices=0):
+        spends(case, "limits.start", (words, "0 of 2 slices ready"), but=trainer_waits)
+
+
+def trainer_waits(case: ClusterCase) -> bool:
+    status = case.status
+    return status is not None and status.phase == "waiting"
 
 
 # -- somebody else's, and another spec's ------------------------------------------------------------------------------
@@ -272,7 +292,7 @@ def test_a_name_that_is_still_being_deleted_is_waited_for(case: ClusterCase, wha
         timer.start()
         again.submit()
         timer.join()
-        assert case.told == [f"waiting until JobSet {case.run_id} of before is gone; its trainer may be saving"]
+        assert case.told == [f"waiting until JobSet {case.run_id} and its pods are gone; a trainer may be saving"]
         assert freed == [first["metadata"]["uid"]], "it was still there"
         assert case.jobset is not None
         assert case.jobset["metadata"]["uid"] != first["metadata"]["uid"]
@@ -338,6 +358,23 @@ def test_a_run_that_is_cancelled_while_it_is_queued(queued: ClusterCase, by: str
 def test_a_run_that_is_queued_for_too_long(queued: ClusterCase) -> None:
     queued.write(slices={"queue": "tpus"}, limits={"queue": "3s", "start": "1s"})
     spends(queued, "limits.queue", ("waits in queue tpus",), phase="queued")
+
+
+def test_a_launcher_that_follows_one_that_was_lost_waits_on_in_the_queue(queued: ClusterCase) -> None:
+    queued.write(slices={"queue": "tpus"}, limits={"start": "1s"})
+    queued.launch()
+    first = queued.jobset
+    until(lambda: [e for e in queued.events("slice.requested") if time.time() - e.time.timestamp() > 1.5], "the limit")
+    provision, verdict = queued.do("provision")
+    assert verdict.outcome == "complete", verdict
+    assert provision.collect().summary == "waits in queue tpus"
+    train = queued.stage("train")
+    train.submit()
+    assert phase_is(train, "queued").reason == "waits in queue tpus"
+    assert first is not None
+    assert queued.jobset is not None
+    assert queued.jobset["metadata"]["uid"] == first["metadata"]["uid"]
+    queued.released()
 
 
 def test_a_run_that_is_let_out_of_its_queue_put_back_and_let_go_on(queued: ClusterCase) -> None:

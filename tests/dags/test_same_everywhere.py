@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 from elastic_tpu.tests.dags.airflow_home import DagRun
 from elastic_tpu.tests.support import Case, Launcher
 
@@ -42,6 +43,7 @@ def story(case: Case) -> Counter[tuple[str, str]]:
     )
 
 
+@pytest.mark.full
 def test_the_run_directory_is_the_same_whoever_drives(
     make_case: Callable[..., Case], run_dag: Callable[..., DagRun]
 ) -> None:

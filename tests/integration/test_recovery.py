@@ -102,7 +102,9 @@ def biggest(folder: Path) -> Path:
     return max((p for p in folder.rglob("*") if p.is_file()), key=lambda p: (p.stat().st_size, p.name))
 
 
-@pytest.mark.parametrize("damage", [truncate, delete_a_part, flip_one_bit])
+@pytest.mark.parametrize(
+    "damage", [flip_one_bit, *(pytest.param(how, marks=pytest.mark.full) for how in (truncate, delete_a_part))]
+)
 def test_a_damaged_newest_checkpoint_is_never_loaded(
     scenario: Make, uninterrupted: dict[str, Any], damage: Callable[[Path], None]
 ) -> None:

@@ -51,7 +51,7 @@ MISTAKES: list[tuple[dict[str, Any], str]] = [
         gke(slices={"capacity": "reservation", "reservation": "zones/x/r"}),
         "slices.reservation: 'zones/x/r', must be a reservation's name, or projects/<project>/reservations/<name>",
     ),
-    (gke(slices={"queue": "TPU queue"}), "slices.queue: 'TPU queue', must be the name of a Kueue LocalQueue"),
+    (gke(slices={"queue": "TPU queue"}), "slices.queue: 'TPU queue', must be a Kubernetes name"),
     (gke(run={"labels": {"elastic-tpu.dev/role": "x"}}), "run.labels.elastic-tpu.dev/role: 'x', is how the run is fou"),
     (
         gke(run={"labels": {"kueue.x-k8s.io/queue-name": "q"}}),

@@ -81,6 +81,8 @@ def test_a_job_that_is_gone_without_a_proof() -> None:
         (Observation("suspended"), status("training"), "suspended"),  # a trainer's that was put back with its job
         (Observation("starting"), None, "starting"),
         (Observation("starting"), status("training"), "running"),  # with some of its slices
+        (Observation("starting"), status("waiting"), "starting"),  # nothing was lost yet
+        (Observation("starting"), status("waiting", recovery=1), "recovering"),  # one of some was
         (Observation("starting", evidence={"trainer_lives": False}), ended(75, "stalled"), "starting"),
         (Observation("running"), None, "running"),
         (Observation("running"), status("starting"), "starting"),
@@ -103,6 +105,27 @@ def test_a_job_that_goes_on(seen: Observation, said: Status | None, phase: str) 
 
 def test_a_recovery_says_how_many_slices_there_are() -> None:
     assert judge("train", Observation("running"), status("waiting"), proven=False).reason == "2 of 3 slices"
+
+
+NO_NODE = "0 of 3 slices ready; slices 0, 1, 2: no node for the pod"
+
+
+@pytest.mark.parametrize(
+    ("state", "detail", "said", "reason"),
+    [
+        ("starting", NO_NODE, status("waiting"), NO_NODE),
+        ("starting", NO_NODE, status("waiting", reason="asks for slices"), f"asks for slices; {NO_NODE}"),
+        ("starting", NO_NODE, status("waiting", reason=NO_NODE), NO_NODE),
+        ("starting", "", status("waiting"), "2 of 3 slices"),
+        ("running", NO_NODE, status("waiting", recovery=1, reason="slice 1 lost"), f"slice 1 lost; {NO_NODE}"),
+        ("running", NO_NODE, status("restoring", recovery=1), NO_NODE),
+        ("running", "", status("waiting", recovery=1, reason="slice 1 lost"), "slice 1 lost"),
+    ],
+)
+def test_what_the_platform_and_the_trainer_know_stands_side_by_side(
+    state: Any, detail: str, said: Status, reason: str
+) -> None:
+    assert judge("train", Observation(state, detail=detail), said, proven=False).reason == reason
 
 
 def test_a_job_that_waits_says_what_for() -> None:

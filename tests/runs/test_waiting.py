@@ -20,6 +20,10 @@ def seen(state: Any, waited: float = 0.0, detail: str = "", **evidence: Any) -> 
     return Observation(state, detail=detail, evidence=evidence, waited=waited)
 
 
+def again(waited: float, detail: str = "") -> Observation:
+    return Observation("over", -9, True, detail, {"ran": True, "trainer_lives": False}, waited)
+
+
 def running(minutes: float) -> Observation:
     return seen("running", running_since=(NOW - timedelta(minutes=minutes)).isoformat())
 
@@ -44,8 +48,16 @@ ROWS: list[tuple[Observation, Status | None, str | None]] = [
     (seen("starting", 9 * HOUR, trainer_lives=False), ENDED, "limits.start"),
     (seen("starting", 9 * HOUR, trainer_lives=False), status("training", step=70), "limits.start"),
     # One that had all its slices before is on its way back.
-    (seen("starting", 9 * HOUR, ran=True, trainer_lives=False), None, None),
-    (seen("suspended", 900 * HOUR), None, None),
+    (seen("starting", 9 * HOUR, ran=True, trainer_lives=True), None, None),
+    # But a head that is gone counts nothing, and must come back.
+    (seen("starting", 45 * MINUTE, ran=True, trainer_lives=False), status("training", step=70), None),
+    (seen("starting", 45 * MINUTE + 1, ran=True, trainer_lives=False), status("training", step=70), "limits.start"),
+    (again(45 * MINUTE), ENDED, None),
+    (again(45 * MINUTE + 1), ENDED, "limits.start"),
+    (again(45 * MINUTE + 1), status("training", step=70), "limits.start"),
+    # Who is put back waits in the queue once more.
+    (seen("suspended", 48 * HOUR), None, None),
+    (seen("suspended", 48 * HOUR + 1), status("training", step=70), "limits.queue"),
     (running(30), None, None),
     (running(31), None, "limits.first_step"),
     (running(31), status("compiling"), "limits.first_step"),
@@ -76,6 +88,16 @@ def test_a_limit(observed: Observation, said: Status | None, limit: str | None) 
             seen("starting", 1 * HOUR, "head: the pod is refused: exceeded quota: q"),
             None,
             "limits.start (45m) is spent: head: the pod is refused: exceeded quota: q",
+        ),
+        (
+            seen("suspended", 50 * HOUR, "waits in queue tpu"),
+            None,
+            "limits.queue (2d) is spent: it ran and was put back; waits in queue tpu",
+        ),
+        (
+            again(1 * HOUR, "the head is being started again (restart 1 of 2); head: no node for the pod"),
+            ENDED,
+            "limits.start (45m) is spent: the head is being started again (restart 1 of 2); head: no node for the pod",
         ),
         (
             running(31),

@@ -52,6 +52,10 @@ class Moment:
         """The counts of a replicated Job."""
         return next(r for r in self.object["status"]["replicatedJobsStatus"] if r["name"] == part)  # type: ignore[no-any-return]
 
+    def condition(self, kind: str) -> Json:
+        """The condition of that type."""
+        return next(c for c in self.object["status"]["conditions"] if c["type"] == kind)  # type: ignore[no-any-return]
+
     def pod(self, part: str = "") -> Json:
         """The first pod whose name has this in it."""
         return next(p for p in self.pods if part in p["metadata"]["name"])

@@ -6,8 +6,10 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from http.server import BaseHTTPRequestHandler
 from typing import Any
 
 import kubernetes
@@ -294,6 +296,43 @@ def test_a_redirect_is_not_followed_with_our_token(api: ScriptedApi, cluster: Cl
     assert len(api) == 1
 
 
+# -- the server's clock -------------------------------------------------------------------------------------------
+
+
+def test_the_time_is_the_servers_however_wrong_our_own_clock_is(api: ScriptedApi, client: Client) -> None:
+    wrong = [0.0]
+    cluster = Cluster(client, "team", clock=lambda: time.time() + wrong[0])
+
+    def off() -> float:
+        assert cluster.now().tzinfo is not None
+        return abs(cluster.now().timestamp() - time.time())
+
+    for seconds in (7200.0, -86400.0, 3.0):  # somebody sets it meanwhile
+        wrong[0] = seconds
+        read(cluster)
+        assert off() < 1.5
+
+
+def test_a_clock_that_agrees_with_the_server_is_left_as_it_is(api: ScriptedApi, client: Client) -> None:
+    cluster = Cluster(client, "team")
+    before = time.time()
+    assert before <= cluster.now().timestamp() <= time.time(), "and is all there is before an answer"
+    for _ in range(5):
+        read(cluster)
+        before = time.time()
+        assert before - 1e-3 <= cluster.now().timestamp() <= time.time() + 1e-3
+
+
+@pytest.mark.parametrize("date", ["", "yesterday", "Thu, 99 Jan 1970 00:00:00 GMT"])
+def test_an_answer_without_a_time_changes_nothing(
+    api: ScriptedApi, client: Client, monkeypatch: pytest.MonkeyPatch, date: str
+) -> None:
+    monkeypatch.setattr(BaseHTTPRequestHandler, "date_time_string", lambda *_: date)
+    cluster = Cluster(client, "team")
+    assert read(cluster)
+    assert abs(cluster.now().timestamp() - time.time()) < 0.1
+
+
 # -- logins -------------------------------------------------------------------------------------------------------
 
 ANONYMOUS = 'jobsets is forbidden: User "system:anonymous" cannot get resource "jobsets"'
@@ -383,10 +422,26 @@ def test_a_server_that_has_just_started_knows_no_rights_yet(api: ScriptedApi, cl
 def test_a_right_that_was_there_before_is_unknown_not_a_verdict(api: ScriptedApi, cluster: Cluster) -> None:
     assert read(cluster)
     api.answers = [REFUSED]
-    with pytest.raises(Unreachable, match="allowed before"):
+    with pytest.raises(Unreachable, match="served before"):
         read(cluster)
     with pytest.raises(BadInput):
         create(cluster)
+
+
+def test_a_look_is_refused_to_a_login_that_was_served_while_its_rights_are_given_anew(
+    api: ScriptedApi, cluster: Cluster
+) -> None:
+    assert read(cluster)
+    api.answers = [REFUSED]
+    looks: list[Call] = [lambda c: c.list_pods("x"), Cluster.list_events, lambda c: c.pod_log("p", "trainer", 9)]
+    for look in looks:
+        with pytest.raises(Unreachable, match=r"served before.*deploy/rbac\.yaml"):
+            look(cluster)
+    assert len(api) == 1 + 3 * len(looks), "each is asked for again a few times"
+    assert cluster.has_service_account("x") is None
+    for refused in (create, delete):
+        with pytest.raises(BadInput):
+            refused(cluster)
 
 
 def test_a_refusal_that_is_not_about_rights_is_not_asked_again(api: ScriptedApi, cluster: Cluster) -> None:

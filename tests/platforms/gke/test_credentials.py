@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import datetime
+import importlib
 import json
 import subprocess
 import sys
@@ -14,12 +15,13 @@ from types import SimpleNamespace
 from typing import Any
 
 import google.auth.credentials
+import google.cloud
 import kubernetes.config.incluster_config
 import pytest
 import yaml
 from elastic_tpu.platforms.gke import credentials
 from elastic_tpu.platforms.gke.cluster import Cluster
-from elastic_tpu.platforms.gke.credentials import Surroundings, connect, server_of
+from elastic_tpu.platforms.gke.credentials import Surroundings, connect, server_of, surroundings
 from elastic_tpu.runs.errors import BadInput, Unreachable
 from elastic_tpu.runs.spec import Gke
 from elastic_tpu.tests.platforms.gke.scripted_api import Answer, Request, ScriptedApi, serving, status
@@ -123,6 +125,18 @@ def test_a_named_context_wins_over_the_current_one(api: ScriptedApi, nothing: Su
     around = replace(nothing, environ={"KUBECONFIG": str(path)})
     assert connect(Gke(context="other"), around).configuration.host == api.url
     assert connect(Gke(), around).configuration.host == "http://127.0.0.1:1"
+
+
+def test_without_the_extra_it_is_said_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    cure = r"platform: 'gke', needs `pip install 'elastic-tpu\[gke\]'`"
+    monkeypatch.delitem(sys.modules, credentials.__name__)
+    monkeypatch.setitem(sys.modules, "kubernetes.client", None)
+    with pytest.raises(BadInput, match=cure):
+        importlib.import_module(credentials.__name__)
+    monkeypatch.setitem(sys.modules, "google.cloud.container_v1", None)
+    monkeypatch.delattr(google.cloud, "container_v1")
+    with pytest.raises(BadInput, match=cure):
+        surroundings().google("projects/p/locations/l/clusters/c")
 
 
 def test_a_kubeconfig_wins_over_a_named_cluster(api: ScriptedApi, nothing: Surroundings, tmp_path: Path) -> None:

@@ -54,6 +54,17 @@ def test_a_slice_that_is_back_elsewhere_only_loses_its_old_pods() -> None:
     assert (found.jobs, found.pods) == ((), (old,))
 
 
+def test_a_head_of_a_jobset_before_takes_nothing_of_this_one_along() -> None:
+    left = [pod("head", uid="before", ended=LONG_AGO, jobset="before"), pod("worker-1", uid="old", ended=LONG_AGO)]
+    found = hanging([*left, pod("head"), pod("worker-0"), pod("worker-1", uid="new")], NOW)
+    assert (found.jobs, found.pods) == ((("r-head", "before"),), tuple(left))
+
+
+def test_a_head_takes_a_slice_along_that_is_back_elsewhere() -> None:
+    pods = [pod("head", ended=LONG_AGO), pod("worker-1", uid="old", ended=LONG_AGO), pod("worker-1", uid="new")]
+    assert {uid for _, uid in hanging(pods, NOW).jobs} == {"head", "old", "new"}
+
+
 def test_a_plain_job_goes_with_its_pod() -> None:
     old = pod("export", ended=LONG_AGO)
     assert hanging([old, pod("head")], NOW).jobs == (("r-export", "export"),)

@@ -300,6 +300,7 @@ def test_a_process_has_one_observer_for_a_cluster_namespace_and_login() -> None:
     assert observer_of(same, 5.0) is first  # type: ignore[arg-type]
     assert first.interval == 5.0
     assert observer_of(other) is not first  # type: ignore[arg-type]
+    assert first.cluster is one, "whose clock and rights all runs can go by"  # type: ignore[comparison-overlap]
 
 
 def test_events_are_one_list_an_interval_for_all_runs() -> None:

@@ -11,7 +11,7 @@ from elastic_tpu.platforms.base import SliceState
 from elastic_tpu.platforms.gke.observer import trim
 from elastic_tpu.platforms.gke.state import is_over, look, look_job, needs_detail, stuck, stuck_head
 from elastic_tpu.runs.verdict import Observation, judge
-from elastic_tpu.tests.platforms.gke.objects import ended, names, recorded
+from elastic_tpu.tests.platforms.gke.objects import Moment, ended, names, recorded
 
 # Each recorded moment: state, exit code, whether JobSet starts it again, slices, whether pods and events are needed.
 JOBSETS: dict[str, tuple[str, int | None, bool, tuple[str, int], bool]] = {
@@ -87,6 +87,7 @@ def test_a_jobset(name: str) -> None:
     observed = seen.observation
     assert (observed.state, observed.exit_code, observed.relaunching) == (state, code, again)
     assert (seen.slices.state, seen.slices.ready, seen.slices.wanted) == (*slices, 2)
+    assert seen.slices.with_job is (slices[0] != "released")
     assert needs_detail(moment.object) is detail
     assert is_over(moment.object) is (state == "over" and not again and name != "deleting")
 
@@ -145,6 +146,85 @@ def test_a_start_is_waited_for_since_the_jobset_left_the_queue() -> None:
 
 def test_a_suspension_is_waited_out_since_it_began() -> None:
     assert recorded("suspended_later").look(later=60).observation.waited == 63
+
+
+@pytest.mark.parametrize(
+    ("status", "at", "waited"),
+    [
+        (True, "2026-11-29T20:36:05Z", 63),
+        (False, "2026-11-29T20:30:00Z", 0),  # it was put back this moment, and the condition comes late
+    ],
+)
+def test_a_suspension_without_its_condition_has_just_begun(status: bool, at: str, waited: float) -> None:
+    moment = recorded("suspended_later")
+    moment.condition("Suspended").update(status=str(status), lastTransitionTime=at)
+    assert moment.look(later=60).observation.waited == waited
+
+
+def test_one_that_is_put_back_before_all_slices_were_there_again_has_not_waited_since_the_first_time() -> None:
+    moment = recorded("resuming")  # and trains for hours with some of them
+    moment.object["spec"]["suspend"] = True
+    assert moment.look(later=7200).observation.waited == 0
+
+
+def head_is(moment: Moment, seconds: float | None) -> None:
+    """Let the head be a new one without a node, made so many seconds after this moment, or none."""
+    moment.pods = [p for p in moment.pods if "head" not in p["metadata"]["name"]]
+    moment.status("pathways-head")["ready"] = 0
+    if seconds is not None:
+        pending = recorded("no_head_node").pod("head")
+        pending["metadata"]["labels"].pop("jobset.sigs.k8s.io/jobset-uid")
+        at = (moment.now + timedelta(seconds=seconds)).isoformat()
+        pending["metadata"]["creationTimestamp"] = at
+        for condition in pending["status"]["conditions"]:
+            condition["lastTransitionTime"] = at
+        moment.pods.append(pending)
+
+
+def test_a_new_head_without_a_node_is_waited_for_since_it_was_made() -> None:
+    """JobSet's condition may be of a restart before: it stays until all slices are ready."""
+    moment = recorded("restarting")
+    assert moment.look(later=60).observation.waited == 60
+    head_is(moment, 7200)
+    observed = moment.look(later=7230).observation
+    assert (observed.state, observed.relaunching, observed.waited) == ("over", True, 30)
+
+
+def test_a_head_that_may_not_be_made_is_waited_for_since_the_restart() -> None:
+    moment = recorded("restarting")
+    moment.pods = []
+    assert moment.look(later=60).observation.waited == 60
+
+
+def test_a_head_that_is_gone_this_moment_has_not_been_waited_for() -> None:
+    """It is gone with its node, hours after a restart from which not all slices came back."""
+    moment = recorded("restarting")
+    head_is(moment, None)
+    observed = moment.look(later=7200).observation
+    assert (observed.state, observed.relaunching, observed.waited) == ("over", True, 0)
+    for pod in moment.pods:  # and then the next restart begins
+        pod["metadata"]["deletionTimestamp"] = (moment.now + timedelta(seconds=7190)).isoformat()
+    assert moment.look(later=7200).observation.waited == 10
+
+
+def test_a_head_that_ended_is_waited_for_since_its_end() -> None:
+    moment = recorded("running")
+    moment.status("pathways-head").update(ready=0, active=0, failed=1)
+    head = moment.pod("head")
+    head["status"].update(phase="Failed", containerStatuses=[])  # its node is lost, and so is how it ended
+    head["status"]["conditions"] = [
+        {"type": "Ready", "status": "False", "lastTransitionTime": (moment.now + timedelta(hours=2)).isoformat()}
+    ]
+    assert moment.look(later=7205).observation.waited == 5
+
+
+def test_a_resumed_run_waits_for_its_head_since_that_was_made() -> None:
+    moment = recorded("resuming")
+    head_is(moment, 3600)
+    observed = moment.look(later=3610).observation
+    assert (observed.state, observed.evidence["trainer_lives"], observed.waited) == ("starting", False, 10)
+    head_is(moment, None)
+    assert moment.look(later=3610).observation.waited == 0
 
 
 def test_since_when_all_slices_are_ready_is_forgotten_when_one_is_lost() -> None:
@@ -431,6 +511,25 @@ def test_a_job(name: str) -> None:
 
 def test_no_job() -> None:
     assert look_job(None, [], [], recorded("job_fresh").now) == Observation("absent")
+
+
+def test_a_pod_that_replaces_another_after_hours_begins_anew() -> None:
+    moment = recorded("job_pending")
+    moment.object["metadata"]["creationTimestamp"] = "2026-11-29T12:00:00Z"
+    since = (moment.now - timedelta(seconds=5)).isoformat()
+    moment.pod()["metadata"]["creationTimestamp"] = since
+    assert moment.look_job(later=60).waited == 65
+
+
+@pytest.mark.parametrize(
+    ("status", "waited"), [({"failed": 1}, 0), ({"uncountedTerminatedPods": {"failed": ["x"]}}, 0), ({}, 60)]
+)
+def test_a_pod_that_is_gone_before_the_next_is_made_was_no_wait(status: dict[str, Any], waited: float) -> None:
+    moment = recorded("job_pending")
+    moment.object["metadata"]["creationTimestamp"] = moment.now.isoformat()
+    moment.pods = []
+    moment.object["status"].update(status)
+    assert moment.look_job(later=60).waited == waited
 
 
 def test_a_job_that_ran_and_is_put_back_is_suspended() -> None:
