@@ -42,8 +42,8 @@ def open_gke(run: Run) -> GkePlatform:
     from .credentials import api_client
 
     gke = _section(run)
-    cluster = Cluster(api_client(gke), gke.namespace)
-    return GkePlatform(run, cluster, observer_of(cluster, gke.interval))
+    observer = observer_of(Cluster(api_client(gke), gke.namespace), gke.interval)
+    return GkePlatform(run, observer.cluster, observer)  # one a process: what is known of the cluster is shared
 
 
 class GkePlatform:

@@ -30,7 +30,9 @@ _DELETES, _WITHIN = 20, 600.0  # and no more than so many in so many seconds: a 
 _HURRY, _HURRIED = 10.0, 0.2  # after something happened: so many seconds of looking so often
 _A_LOOK = 0.05  # seconds that each slice adds to the interval: 20 requests a second are enough for one run
 _LONGEST = 30.0  # seconds between two looks while the API does not answer
-_NO_ROLES = 10.0  # seconds of refusals that are not believed: an API server that has just started knows no Roles yet
+# Seconds of refusals that are not believed, since an API server that has just started knows no Roles for one or two;
+# fewer than a Job's first back-off of 10, so that a right that is missing is told.
+_NO_ROLES = 5.0
 _ASK_AGAIN = 0.5  # seconds between two deletes that are refused
 
 

@@ -389,7 +389,7 @@ def test_a_slice_that_comes_back_has_its_refusals_forgotten() -> None:
 def test_a_refusal_of_a_server_that_has_just_started_is_not_believed(
     api: Api, opened: Callable[..., Opened], caplog: pytest.LogCaptureFixture
 ) -> None:
-    _, changes = ready(opened, speed=20.0)
+    _, changes = ready(opened, speed=2.0)
     api.answers["DELETE"] = 403
     api.change(1, job("b", 3, 3))
     until(lambda: len(api.deletes) == 3, "deletes that are refused")
