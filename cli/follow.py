@@ -13,7 +13,8 @@ from typing import Any
 from ..components.patience import patiently
 from ..components.stage import Stage, StageResult, Step, open_stage
 from ..components.steps import PROVISION, RELEASE, STEPS
-from ..runs import person
+from ..platforms.base import require_login
+from ..runs import load, person
 from ..runs import run as names
 from ..runs.errors import ElasticTPUError, ExitCode, HeldByAnother, Unreachable
 from ..runs.events import EventReader
@@ -29,6 +30,8 @@ _SAVE = 120.0  # seconds that a stopped trainer gets to save before the slices a
 def follow(source: str, take_over: bool, how: type[Follower] | None = None) -> int:
     """Drive a run to its end, stage by stage or as `how` does; returns the exit code."""
     who = person.holder()
+    if source.endswith((".yaml", ".yml")):
+        require_login(load.read_spec(source))
     started = person.start(source, who)
     run = started.run
     with _sigterm_as_interrupt(), make_display() as display:

@@ -112,13 +112,16 @@ def open_stage(
       term: for release: act only in this term, which an earlier stage of this process had.
       tell: called with a line before something that may take long.
     """
-    from ..platforms.base import open_platform
+    from ..platforms.base import open_platform, require_login
     from ..runs.claim import this_instance
     from ..runs.driver import Driver
     from ..runs.events import EventLog
+    from ..runs.load import read_spec
     from ..runs.run import find_run, start_run
 
     starts = step.name != "release" and run.endswith((".yaml", ".yml"))
+    if starts:
+        require_login(read_spec(run))
     opened = start_run(run, holder) if starts else find_run(run, holder)
     if opened is None:
         return NothingStarted(step.name)

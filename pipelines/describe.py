@@ -62,7 +62,8 @@ def readme(name: str) -> str:
         "",
         *(f"- {title}: {about[key]}" for key, title in _BEHAVIOUR.items()),
         "",
-        f"Runs on {', '.join(about['targets'])}; stability: {about['stability']}. "
+        f"Runs from {', '.join(about['targets'])}, on the platforms {' and '.join(about['platforms'])}; "
+        f"stability: {about['stability']}. "
         f"Needs Kubeflow Pipelines {about['dependencies']['kubeflow_pipelines']} there.",
         "",
     ]

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Literal, Protocol
 
 from ..runs.run import Run
+from ..runs.spec import RunSpec
 from ..runs.verdict import Observation
 
 
@@ -75,6 +76,14 @@ class Platform(Protocol):
 
     def kill_slice(self, index: int, whole: bool = False) -> str:
         """Kill a slice's worker without notice, to rehearse its loss; says what was killed."""
+
+
+def require_login(spec: RunSpec) -> None:
+    """Raise what keeps this process from the platform at all, before anything of a run is written."""
+    if spec.platform == "gke" and spec.gke is not None:
+        from .gke.credentials import api_client
+
+        api_client(spec.gke)
 
 
 def open_platform(run: Run) -> Platform:

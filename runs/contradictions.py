@@ -5,6 +5,7 @@ A rule whose fields failed before it is not asked: its answer would be about a s
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
@@ -15,6 +16,8 @@ from .spec import NAME_TEMPLATES, RunSpec, is_bucket
 _EXPORTED = ("qwen3",)
 _HIDDEN = "<hidden>"
 _BY_REFERENCE = "looks like a credential; pass it by reference under `secrets`"
+
+_BUCKET = re.compile(r"[a-z0-9]([a-z0-9._-]{0,220}[a-z0-9])?")
 
 Rule = Callable[[RunSpec], Iterator[Problem]]
 
@@ -209,6 +212,9 @@ def _place(section: str, field: str) -> Rule:
         scheme, _, rest = uri.partition("://")
         if is_bucket(uri) and (scheme != "gs" or not rest.strip("/")):
             yield Problem(f"{section}.{field}", uri, "must be a path or gs://bucket/...; no other storage is known")
+        elif is_bucket(uri) and not _BUCKET.fullmatch(rest.partition("/")[0]):
+            cure = "has no valid bucket name: at most 222 lower-case letters, digits, '-', '_' and '.'"
+            yield Problem(f"{section}.{field}", uri, cure)
 
     return rule
 
@@ -219,7 +225,7 @@ def _in_a_bucket(section: str, field: str) -> Rule:
         if spec.platform != "gke" or uri is None or is_bucket(uri) or uri in plan.NOT_FILES:
             return
         cure = "must be a bucket (gs://...) on platform gke"
-        if section == "data":
+        if section in ("data", "model"):
             if gke_rules.is_mounted(spec, uri):
                 return
             cure += ", or a path below a mountPath that gke.head gives the trainer (gcsfuse)"
@@ -291,6 +297,7 @@ _RULES: tuple[tuple[tuple[str, ...], Rule], ...] = (
     (("run.output", "platform"), _in_a_bucket("run", "output")),
     (("data.train", "platform"), _in_a_bucket("data", "train")),
     (("data.eval", "platform"), _in_a_bucket("data", "eval")),
+    (("model.tokenizer", "platform"), _in_a_bucket("model", "tokenizer")),
     (("model.name",), _model),
     (("train.maxtext",), _overrides),
     (("secrets", "platform"), _references),

@@ -201,8 +201,8 @@ def _containers(section: str, spec: object, contract: Contract) -> Iterator[Prob
     if not isinstance(spec, dict):
         yield Problem(f"{section}.spec", None, "must be a mapping: the containers of the run are in it")
         return
-    ours = {path[2] for path in contract.fixed if path[1] == "containers"}
     for field in ("containers", "initContainers"):
+        ours = {path[2] for path in contract.fixed if path[1] == field and len(path) > 2}
         if field not in spec:
             continue
         named = identities(spec[field], field)
@@ -212,6 +212,12 @@ def _containers(section: str, spec: object, contract: Contract) -> Iterator[Prob
             for name in sorted({*named} - ours):
                 cure = "would keep the pod from ending; put it under initContainers with `restartPolicy: Always`"
                 yield Problem(f"{section}.spec.containers.{name}", None, cure)
+        else:
+            for name, container in zip(named, spec[field], strict=True):
+                if name not in ours and "image" not in container:
+                    there = f"there is {', '.join(sorted(ours))}" if ours else "there is none"
+                    cure = f"is no container of the pod ({there}); a new one needs an `image`"
+                    yield Problem(f"{section}.spec.{field}.{name}", None, cure)
 
 
 def _touched(patch: Mapping[str, Any], path: Path) -> Path | None:

@@ -100,7 +100,11 @@ def open_store(uri: str, *, deadline: float = 60.0) -> Store:
         raise BadInput(f"{uri!r} is not a place for a run; give a folder or gs://bucket/prefix")
     from .store_gcs import GcsStore, connect
 
-    return GcsStore(connect(), bucket, prefix.strip("/"), deadline=deadline)
+    client = connect()
+    try:
+        return GcsStore(client, bucket, prefix.strip("/"), deadline=deadline)
+    except ValueError as error:  # the library's word on the name
+        raise BadInput(f"{uri!r} is not a place for a run: {error}") from error
 
 
 def check_name(name: str) -> str:

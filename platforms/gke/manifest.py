@@ -131,6 +131,8 @@ def _job_pod(spec: RunSpec, made: Plan, wanted: Job) -> Json:
             **capacity["nodeSelector"],
         }
         pod["tolerations"] = capacity["tolerations"]
+        if not settings.command:
+            variables["JAX_PLATFORMS"] = "tpu"  # an image without libtpu must fail, and not compute on the host's CPU
     else:
         variables["JAX_PLATFORMS"] = "cpu"
     pod["containers"] = [

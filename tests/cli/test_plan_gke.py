@@ -39,7 +39,6 @@ def test_long_lines_stay_whole(tmp_path: Path) -> None:
     """A YAML document that is folded at a terminal's width is another document."""
     long = "gs://bucket/" + "a-long-folder/" * 30
     document = gke(
-        model={"name": "qwen3-0.6b", "tokenizer": inputs_in(tmp_path)["model"]["tokenizer"]},
         run={"name": "long", "output": long},
     )
     path = tmp_path / "spec.yaml"

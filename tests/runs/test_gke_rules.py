@@ -13,6 +13,7 @@ from elastic_tpu.tests.tools.small import gke, spec
 
 PATHWAYS = {"tag": f"20260510-jax_{TRAINER_JAX}"}
 SECRET = {"secret": "s", "key": "k"}
+MOUNT = {"spec": {"containers": [{"name": "trainer", "volumeMounts": [{"name": "d", "mountPath": "/data"}]}]}}
 EVALUATOR = {"jobs": {"evaluate": {"image": "acme/evals:7", "command": ["evals"]}}}
 
 
@@ -57,6 +58,19 @@ MISTAKES: list[tuple[dict[str, Any], str]] = [
         gke(run={"labels": {"kueue.x-k8s.io/queue-name": "q"}}),
         "run.labels.kueue.x-k8s.io/queue-name: 'q', is set by the product; use slices.queue",
     ),
+    (
+        gke(model={"tokenizer": "/opt/tok"}),
+        "model.tokenizer: '/opt/tok', must be a bucket (gs://...) on platform gke, or",
+    ),
+    (
+        gke(data={"train": "/data/x.parquet"}),
+        "data.train: '/data/x.parquet', must be a bucket (gs://...) on platform gke",
+    ),
+    (gke(run={"output": "gs://My_Bucket!/runs"}), "run.output: 'gs://My_Bucket!/runs', has no valid bucket name"),
+    (
+        gke(gke={"worker": {"spec": {"containers": [{"name": "worker", "tty": True}]}}}),
+        "gke.worker.spec.containers.worker: is no container of the pod (there is pathways-worker); a new one needs an",
+    ),
     (gke(secrets={"JAX_PLATFORMS": SECRET}), "secrets.JAX_PLATFORMS: is a variable that the product sets"),
     (gke(secrets={"HF-TOKEN": SECRET}), "secrets.HF-TOKEN: its name becomes an environment variable"),
     (
@@ -82,6 +96,8 @@ def test_one_mistake_is_one_line(document: dict[str, Any], expected: str) -> Non
         gke(gke={"project": "p", "location": "l", "cluster": "c", "endpoint": "dns"}),
         gke(gke={"context": "c", "kubeconfig": "/k"}),
         gke(run={"labels": {"acme.com/team": "nlp"}}),
+        gke(gke={"head": MOUNT}, data={"train": "/data/train.parquet"}, model={"tokenizer": "/data/tokenizer"}),
+        gke(gke={"worker": {"spec": {"initContainers": [{"name": "warm-up", "image": "acme/warm:1"}]}}}),
         # What one's own evaluator measures, and on what, is its own affair.
         gke(gke=EVALUATOR, data={"eval": None}),
         gke(gke=EVALUATOR, evaluate={"heldout": False, "gate": ["mmlu.acc >= 0.6"]}),

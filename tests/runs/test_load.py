@@ -124,7 +124,13 @@ MISTAKES: list[tuple[dict[str, Any], str]] = [
     (document(tokn=TOKEN), "tokn: '<hidden>', is not a field here"),
     (document(local={"trainer": ["x", f"--token={TOKEN}"]}), "local.trainer.1: '<hidden>', looks like a credential"),
     (
-        gke(gke={"head": {"spec": {"initContainers": [{"name": "x", "env": [{"name": "API_KEY", "value": "x"}]}]}}}),
+        gke(
+            gke={
+                "head": {
+                    "spec": {"initContainers": [{"name": "pathways-rm", "env": [{"name": "API_KEY", "value": "x"}]}]}
+                }
+            }
+        ),
         "gke.head.spec.initContainers.0.env.0.value: '<hidden>', looks like",
     ),
     (document(train={"maxtext": {"wandb_api_key": "x"}}), "train.maxtext.wandb_api_key: '<hidden>', looks like"),

@@ -42,6 +42,7 @@ def gke(**sections: Any) -> dict[str, Any]:
         "run": {"name": "small", "output": "gs://bucket/runs"},
         "platform": "gke",
         "slices": {"type": "v6e-16", "count": 4},
+        "model": {"name": "qwen3-0.6b", "tokenizer": "gs://bucket/tokenizer"},
         "data": {"train": "gs://bucket/train*.array_record", "eval": "gs://bucket/valid.array_record"},
         "gke": {"image": "eu.gcr.io/acme/elastic-tpu:0.1.0", "pathways": {"tag": f"20260510-jax_{TRAINER_JAX}"}},
     }

@@ -24,7 +24,10 @@ from elastic_tpu.platforms.gke.cluster import Cluster
 from elastic_tpu.platforms.gke.credentials import Surroundings, connect, server_of, surroundings
 from elastic_tpu.runs.errors import BadInput, Unreachable
 from elastic_tpu.runs.spec import Gke
+from elastic_tpu.runs.store import open_store
 from elastic_tpu.tests.platforms.gke.scripted_api import Answer, Request, ScriptedApi, serving, status
+from elastic_tpu.tests.support import command
+from elastic_tpu.tests.tools.small import gke
 from google.cloud import container_v1
 
 ANSWER = Answer({"kind": "JobSet", "metadata": {"name": "demo-1"}})
@@ -442,3 +445,19 @@ def test_all_runs_of_a_process_share_a_client(
     first = credentials.api_client(Gke(kubeconfig=path, namespace="a"))
     assert credentials.api_client(Gke(kubeconfig=path, namespace="b")) is first
     assert ask(first)
+
+
+def test_a_run_that_could_not_even_log_in_is_not_begun(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gcs_bucket: str
+) -> None:
+    """Its name would be taken, and its spec could not be mended under that name."""
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "none"))
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
+    spec = tmp_path / "spec.yaml"
+    spec.write_text(json.dumps(gke(run={"output": f"gs://{gcs_bucket}/runs"})))
+    ended = command("run", str(spec))
+    assert ended.returncode == 64
+    assert "gke.cluster: no cluster is named or found" in ended.stdout + ended.stderr
+    assert "Traceback" not in ended.stdout + ended.stderr
+    assert open_store(f"gs://{gcs_bucket}").list() == []

@@ -322,7 +322,7 @@ def test_a_job_on_one_tpu_host(type: str, topology: str, chips: str) -> None:
     assert spec["nodeSelector"][TOPOLOGY] == topology
     assert spec["nodeSelector"]["cloud.google.com/gke-spot"] == "true"
     assert spec["containers"][0]["resources"]["limits"]["google.com/tpu"] == chips
-    assert "JAX_PLATFORMS" not in environment(spec["containers"][0])
+    assert environment(spec["containers"][0])["JAX_PLATFORMS"] == "tpu"  # no libtpu: an error, not a CPU's work
     assert job["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] == "q"
 
 
