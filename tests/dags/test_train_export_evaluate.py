@@ -179,7 +179,7 @@ def test_a_release_that_fails_is_made_up_for_at_the_end(
 ) -> None:
     release, calls = LocalPlatform.release, []
 
-    def fails_once(self: LocalPlatform, jobs: bool = True) -> ReleaseReport:
+    def fails_once(self: LocalPlatform, jobs: bool = True, waiting: object = None) -> ReleaseReport:
         calls.append(jobs)
         return ReleaseReport((), (), ("pid 1",)) if len(calls) == 1 else release(self, jobs)
 
@@ -194,7 +194,7 @@ def test_slices_that_are_left_at_the_end_fail_the_dag_run(
 ) -> None:
     release, calls = LocalPlatform.release, []
 
-    def fails_at_end(self: LocalPlatform, jobs: bool = True) -> ReleaseReport:
+    def fails_at_end(self: LocalPlatform, jobs: bool = True, waiting: object = None) -> ReleaseReport:
         calls.append(jobs)
         return release(self, jobs) if len(calls) == 1 else ReleaseReport((), (), ("pid 1",))
 
