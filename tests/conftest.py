@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import os
 import socket
 import subprocess
@@ -24,6 +25,14 @@ def tools_directory() -> Path:
     """Where tests/tools/build.sh puts what it builds."""
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     return cache / "elastic-tpu" / hashlib.sha256((TOOLS / "go.sum").read_bytes()).hexdigest()[:16]
+
+
+@pytest.fixture(autouse=True)
+def heard(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is said is heard, though an orchestrator that was imported before has silenced all loggers."""
+    logger = logging.getLogger("elastic_tpu.trainer")
+    monkeypatch.setattr(logger, "disabled", False)
+    monkeypatch.setattr(logger, "propagate", True)
 
 
 @pytest.fixture(scope="session")
