@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import time
 from collections.abc import Callable
 
 from rich.console import Console
@@ -19,6 +20,8 @@ from ..runs.result import proven_result, read_result
 from ..runs.run import Run, open_run
 from ..runs.spec import is_bucket
 from ..runs.status import load_status
+
+_PATIENT = 2.0  # seconds that nobody has to be told why
 
 
 def cancel(uri: str) -> None:
@@ -63,7 +66,14 @@ def release(uri: str) -> int:
     over = seen is None or (run.spec.platform == "local" and is_stale(seen, run.store.now()))
     if not over and _stop(run).state == "stop":
         console.print("stop asked for; what runs saves and ends, which may take a while")
-    report = open_platform(run).release()
+    began, told = time.monotonic(), set[str]()
+
+    def waiting(what: str) -> None:
+        if what not in told and time.monotonic() - began > _PATIENT:
+            told.add(what)
+            console.print(what, markup=False)
+
+    report = open_platform(run).release(waiting=waiting)
     table = Table("object", "existed", "deleted", "left", box=None, pad_edge=False)
     for name in report.existed:
         table.add_row(name, "yes", "yes" if name in report.deleted else "no", "")

@@ -6,6 +6,7 @@ Standard library only at import, as all of this package.
 from __future__ import annotations
 
 import time
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from ..runs.errors import EndedOnRequest, HeldByAnother, NotFound
@@ -91,6 +92,13 @@ class StageClaim:
             self._driver.require_may_act()
             self._driver.join()
         self._driver.stop(grace, by)
+
+    def keep(self) -> None:
+        """Keep it from going stale under a stage that waits, if it is mine; another's is left as it is."""
+        with suppress(HeldByAnother, EndedOnRequest, NotFound):
+            if self._driver.term is None:
+                self._driver.join()
+            self.renew()
 
     def done(self) -> None:
         """The last stage is over and nothing is left running; another's claim is left as it is."""

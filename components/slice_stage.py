@@ -7,12 +7,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
-from ..runs.errors import ElasticTPUError, EndedOnRequest, ExitCode, HeldByAnother
+from ..runs.errors import ElasticTPUError, ExitCode, HeldByAnother
 from ..runs.verdict import Verdict
 from .claimed import StageClaim
 from .outcomes import StageResult, error_of, interval_of, nothing_left_to_do
@@ -76,9 +75,7 @@ class SliceStage:
         if what != self._told:
             self._told = what
             self._tell(what)
-        if self._claim.term is not None:
-            with suppress(EndedOnRequest, HeldByAnother):  # what is being deleted is ours even so
-                self._claim.renew()
+        self._claim.keep()
 
     def _some_left(self) -> bool:
         try:

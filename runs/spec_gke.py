@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
 from .fields import Duration, KubernetesName, Name, Plain, Section
+
+
+def _not_too_short(value: float) -> float:
+    if value < 0.1:
+        raise ValueError("must be at least 100ms: each heartbeat is a write to the bucket")
+    return value
+
+
+Interval = Annotated[Duration, AfterValidator(_not_too_short)]
 
 
 class Pathways(Section):
@@ -63,7 +72,7 @@ class Gke(Section):
     pathways: Pathways | None = None
     single_host_slices: bool = Field(default=False, description="several slices of one VM: not verified on GKE")
     ttl: Duration = 3600.0
-    interval: Duration = Field(default=15.0, description="between two heartbeats of the trainer, and two looks at it")
+    interval: Interval = Field(default=15.0, description="between two heartbeats, and two looks at the run")
     jobs: GkeJobs = GkeJobs()
     head: dict[str, Plain] = Field(default_factory=dict)
     worker: dict[str, Plain] = Field(default_factory=dict)

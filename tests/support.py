@@ -64,7 +64,26 @@ def expected_state(steps: int) -> str:
     return state
 
 
-class Case:
+class RunDirectory:
+    """A look into a run directory, wherever it is."""
+
+    @property
+    def uri(self) -> str:
+        raise NotImplementedError
+
+    @property
+    def run(self) -> Run:
+        return open_run(self.uri)
+
+    @property
+    def claim(self) -> Seen | None:
+        return read_claim(open_store(self.uri))
+
+    def events(self, kind: str = "") -> list[Event]:
+        return [event for event in EventReader(open_store(self.uri)).all() if kind in ("", event.kind)]
+
+
+class Case(RunDirectory):
     """A run's spec in a folder of its own, and a look at everything that the run leaves."""
 
     def __init__(self, folder: Path, *trainer: str, name: str = "r", **sections: Any) -> None:
@@ -108,10 +127,6 @@ class Case:
     def run_id(self) -> str:
         return run_id(str(self.output), self.name)
 
-    @property
-    def run(self) -> Run:
-        return open_run(self.uri)
-
     # -- what is in the run directory -------------------------------------------------------------------------
 
     def json(self, name: str) -> dict[str, Any] | None:
@@ -124,13 +139,6 @@ class Case:
     @property
     def status(self) -> Status | None:
         return load_status(self.json("status.json"))
-
-    @property
-    def claim(self) -> Seen | None:
-        return read_claim(open_store(self.uri))
-
-    def events(self, kind: str = "") -> list[Event]:
-        return [event for event in EventReader(open_store(self.uri)).all() if kind in ("", event.kind)]
 
     def attempts(self, job: str = "train") -> list[int]:
         folder = self.output / self.name / ("attempts" if job == "train" else f"jobs/{job}")

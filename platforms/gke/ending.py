@@ -13,7 +13,7 @@ from .hanging import Hanging
 from .observer import Observer
 from .raw import JOBSET_UID, Raw, label
 
-_GONE = 900.0  # seconds until a deleted object must be gone: the head's grace, and some
+GONE = 900.0  # seconds until a deleted object must be gone: the head's grace, and some
 _LOOK = 1.0  # seconds between two looks at something that is being deleted
 
 
@@ -66,7 +66,7 @@ class Ending:
 
     def wait_gone(self, kind: str, name: str, waiting: Callable[[str], None], uid: str) -> bool:
         """Wait until the object with this uid and every pod of it are gone; False when that takes too long."""
-        deadline = time.monotonic() + _GONE
+        deadline = time.monotonic() + GONE
         while True:
             now = self.get(kind, name)
             left = self.left(kind, uid, now)

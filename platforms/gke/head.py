@@ -83,8 +83,7 @@ def _trainer(spec: RunSpec, made: Plan) -> Json:
 
 
 def _manager(spec: RunSpec, made: Plan) -> Json:
-    pathways = parts.section(spec).pathways
-    assert pathways is not None
+    pathways = parts.pathways(spec)
     return {
         "name": patch_rules.RM,
         "image": pathways_image(pathways.server, pathways.tag),
@@ -110,8 +109,7 @@ def _manager(spec: RunSpec, made: Plan) -> Json:
 
 
 def _proxy(spec: RunSpec, made: Plan) -> Json:
-    pathways = parts.section(spec).pathways
-    assert pathways is not None
+    pathways = parts.pathways(spec)
     slices = ",".join([made.shape.pathways_instance_type] * made.slices)
     args = [
         f"--server_port={PROXY_PORT}",

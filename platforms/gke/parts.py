@@ -8,6 +8,7 @@ from typing import Any
 from ...runs import gke_rules, patch_rules
 from ...runs.errors import ExitCode
 from ...runs.spec import Gke, RunSpec
+from ...runs.spec_gke import Pathways
 from . import names
 
 Json = dict[str, Any]
@@ -27,6 +28,13 @@ def section(spec: RunSpec) -> Gke:
     """The section that platform gke requires."""
     assert spec.gke is not None, "a spec for gke was not checked"
     return spec.gke
+
+
+def pathways(spec: RunSpec) -> Pathways:
+    """The images that platform gke requires."""
+    found = section(spec).pathways
+    assert found is not None, "a spec for gke was not checked"
+    return found
 
 
 def labels(spec: RunSpec, role: str = "") -> dict[str, str]:

@@ -22,14 +22,13 @@ from ...runs.verdict import Observation
 from ..base import Job, ReleaseReport, SliceState
 from . import manifest, names, preflight, state
 from .cluster import Cluster
-from .ending import Ending
+from .ending import GONE, Ending
 from .hanging import hanging
 from .observer import Observer, observer_of
 from .ownership import is_ours, lives_on, require_ours
 from .raw import is_being_deleted, phase
 from .record import SlicesRecord
 
-_GONE = 900.0  # seconds until a name must be free again: the head's grace, and some
 _AGAIN = 1.0  # seconds until a name that was taken is tried again
 _LOG_LINES = 20
 
@@ -120,7 +119,7 @@ class GkePlatform:
     def launch(self, job: Job, waiting: Waiting = lambda text: None) -> None:
         """Create the job's object, or adopt the one that is this spec's and not over."""
         kind, name = self._object_of(job)
-        deadline = time.monotonic() + _GONE
+        deadline = time.monotonic() + GONE
         while time.monotonic() < deadline:
             found = self._ending.get(kind, name)
             if found is not None:
@@ -137,7 +136,7 @@ class GkePlatform:
                 return
             time.sleep(_AGAIN)
         raise Infrastructure(
-            f"{kind} {name} is still being deleted after {_GONE:.0f} s; look for pods on nodes that do not answer: "
+            f"{kind} {name} is still being deleted after {GONE:.0f} s; look for pods on nodes that do not answer: "
             f"kubectl -n {self._gke.namespace} get pods -l {names.RUN_ID}={self._run.run_id} -o wide"
         )
 

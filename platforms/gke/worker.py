@@ -59,8 +59,7 @@ def _pod(spec: RunSpec, made: Plan) -> Json:
 
 
 def _worker(spec: RunSpec, made: Plan) -> Json:
-    pathways = parts.section(spec).pathways
-    assert pathways is not None
+    pathways = parts.pathways(spec)
     return {
         "name": patch_rules.WORKER,
         "image": pathways_image(pathways.server, pathways.tag),
@@ -91,8 +90,7 @@ def _worker(spec: RunSpec, made: Plan) -> Json:
 
 def _add_sidecar(spec: RunSpec, pod: Json) -> None:
     """Python beside the worker, joined with it by shared memory."""
-    pathways = parts.section(spec).pathways
-    assert pathways is not None
+    pathways = parts.pathways(spec)
     memory = {"name": "shared-memory", "mountPath": _SHARED}
     folder = parts.env({"CLOUD_PATHWAYS_SIDECAR_SHM_DIRECTORY": _SHARED})
     pod["volumes"].append({"name": "shared-memory", "emptyDir": {"medium": "Memory"}})

@@ -9,8 +9,9 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from elastic_tpu.components.claimed import StageClaim
 from elastic_tpu.components.slice_stage import SliceStage
-from elastic_tpu.components.steps import PROVISION
+from elastic_tpu.components.steps import PROVISION, RELEASE
 from elastic_tpu.platforms.base import Job, ReleaseReport, SliceState
+from elastic_tpu.runs.claim import read_claim
 from elastic_tpu.runs.driver import Driver
 from elastic_tpu.runs.errors import ElasticTPUError, ExitCode
 from elastic_tpu.runs.events import EventLog
@@ -33,7 +34,8 @@ class Requested:
     def slices(self) -> SliceState:
         return self.seen
 
-    def release(self, jobs: bool = True, waiting: object = None) -> ReleaseReport:
+    def release(self, jobs: bool = True, waiting: Callable[[str], None] = lambda text: None) -> ReleaseReport:
+        waiting("waiting until its pods are gone")
         return ReleaseReport((), (), ())
 
     def launch(self, job: Job) -> None: ...
@@ -104,3 +106,21 @@ def test_what_is_not_over_has_no_result(waiting: Callable[..., SliceStage]) -> N
     stage.poll()
     with pytest.raises(ElasticTPUError, match="provision is not over"):
         stage.collect()
+
+
+def test_a_release_that_takes_long_keeps_the_claim_and_says_what_it_waits_for(
+    make_case: Callable[..., Case], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As an exit handler's, which is a process of its own: it never took the claim."""
+    monkeypatch.setattr("elastic_tpu.components.slice_stage._PATIENT", 0.0)
+    run = create_run(read_spec(str(make_case().spec)))
+    Driver(run.store, "dag/1", "1", 600).take()
+    before = read_claim(run.store)
+    claim = StageClaim(Driver(run.store, "dag/1", "2", 600), run.store, ("dag/1", "2"), 600, take_over=False)
+    told: list[str] = []
+    SliceStage(RELEASE, run, Requested(), claim, told.append).submit()
+    after = read_claim(run.store)
+    assert before is not None
+    assert after is not None
+    assert after.claim.nonce != before.claim.nonce
+    assert told == ["giving the slices back", "waiting until its pods are gone"]

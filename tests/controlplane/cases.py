@@ -22,11 +22,8 @@ from elastic_tpu.components.steps import STEPS
 from elastic_tpu.platforms.gke import names, raw
 from elastic_tpu.runs import proof, records
 from elastic_tpu.runs import run as run_names
-from elastic_tpu.runs.claim import Seen, read_claim
-from elastic_tpu.runs.events import Event, EventReader
 from elastic_tpu.runs.images import TRAINER_JAX
 from elastic_tpu.runs.result import TrainingResult
-from elastic_tpu.runs.run import Run, open_run
 from elastic_tpu.runs.spec import run_id
 from elastic_tpu.runs.status import Status, load_status
 from elastic_tpu.runs.store import open_store
@@ -34,14 +31,14 @@ from elastic_tpu.runs.verdict import Verdict
 from elastic_tpu.tests.controlplane.kubelet import Node, ProcessKubelet
 from elastic_tpu.tests.controlplane.plane import ControlPlane
 from elastic_tpu.tests.controlplane.proxy import ApiProxy
-from elastic_tpu.tests.support import STANDIN, expected_state, until
+from elastic_tpu.tests.support import STANDIN, RunDirectory, expected_state, until
 
 Json = dict[str, Any]
 BUCKET_VARIABLES = ("STORAGE_EMULATOR_HOST", "TENSORSTORE_GCS_HTTP_URL", "NO_GCE_CHECK", "GOOGLE_CLOUD_PROJECT")
 TAG = f"20260101-jax_{TRAINER_JAX}"
 
 
-class ClusterCase:
+class ClusterCase(RunDirectory):
     """A run of a bucket in a namespace; `sections` are merged over a small spec."""
 
     def __init__(self, plane: ControlPlane, namespace: str, bucket: str, folder: Path) -> None:
@@ -133,10 +130,6 @@ class ClusterCase:
     def run_id(self) -> str:
         return run_id(f"gs://{self.bucket}/runs", self.name)
 
-    @property
-    def run(self) -> Run:
-        return open_run(self.uri)
-
     def record(self, name: str) -> Json | None:
         """A small file of the run directory."""
         return self.run.read(name)
@@ -144,13 +137,6 @@ class ClusterCase:
     @property
     def status(self) -> Status | None:
         return load_status(self.record("status.json"))
-
-    @property
-    def claim(self) -> Seen | None:
-        return read_claim(open_store(self.uri))
-
-    def events(self, kind: str = "") -> list[Event]:
-        return [event for event in EventReader(open_store(self.uri)).all() if kind in ("", event.kind)]
 
     def wait_for_step(self, step: int) -> None:
         def there() -> bool:

@@ -16,6 +16,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import yaml
 from elastic_tpu.platforms.gke import names
 from elastic_tpu.platforms.local import worker
 from elastic_tpu.platforms.local.slices import runtime_folder, worker_socket
@@ -29,20 +30,8 @@ from elastic_tpu.trainer.hardware import SIMULATED
 
 SLICES, VMS = 3, 4
 UNNOTICED = 30  # steps of 0.2 s that training may go on meanwhile: heartbeat, kubectl, the pod's end
-TINY = {
-    "base_emb_dim": 96,
-    "base_num_query_heads": 4,
-    "base_num_kv_heads": 2,
-    "base_mlp_dim": 288,
-    "base_num_decoder_layers": 2,
-    "head_dim": 24,
-    "vocab_size": 288,
-    "max_target_length": 128,
-    "per_device_batch_size": 1,
-    "learning_rate": 0.003,
-    "num_epoch": 10,
-    "packing": True,
-}
+_DEMO = yaml.safe_load((Path(__file__).parents[2] / "examples" / "local.yaml").read_text())
+TINY = {**_DEMO["train"]["maxtext"], "per_device_batch_size": 1}  # the demo's model; there are twice as many devices
 
 
 class SeedCase(ClusterCase):

@@ -41,6 +41,7 @@ MISTAKES: list[tuple[dict[str, Any], str]] = [
     (gke(gke={"jobs": {"train": {}}}), "gke.jobs.train: is not a field here; known: export, evaluate"),
     (gke(gke={"project": "p", "cluster": "c"}), "gke.location: is required: a cluster is named by gke.project, gke.lo"),
     (gke(gke={"namespace": "Training"}), "gke.namespace: 'Training', must be a Kubernetes name"),
+    (gke(gke={"interval": "1ms"}), "gke.interval: '1ms', must be at least 100ms"),
     (gke(gke={"endpoint": "vpn"}), "gke.endpoint: 'vpn', must be 'public', 'private' or 'dns'"),
     (gke(slices={"type": "v6e-4"}), "slices.type: 'v6e-4', is one VM, and GKE joins only slices of several"),
     (
