@@ -4,9 +4,10 @@ SHELL := /bin/sh
 BIN := .venv/bin
 READY := .venv/.ready
 PYTEST := $(BIN)/python -m pytest
-# All tests of a file in one worker: importing MaxText takes 10-25 s, once a worker is enough. In the order of their names,
-# so that the long files do not come last.
-PARALLEL := -n 2 --dist loadfile --no-loadscope-reorder
+# All tests of a file in one worker: importing MaxText takes 10-25 s, once a worker is enough. The files come in the order
+# of their names, in CI in a random one; `make test SEED=...` repeats an order.
+SEED ?= $(if $(filter true,$(CI)),$(shell date +%s))
+PARALLEL := -n 2 --dist loadfile --no-loadscope-reorder $(if $(SEED),--order-seed $(SEED))
 DEMO := runs-demo
 
 .PHONY: help setup demo test test-full controlplane test-controlplane seed-experiment soak test-torch lint format lock bench clean
@@ -23,7 +24,7 @@ demo: $(READY) ## the whole pipeline in KFP on this machine: train on simulated 
 	$(BIN)/python examples/make_data.py $(DEMO)/data
 	$(BIN)/elastic-tpu run examples/local.yaml --via kfp-local
 
-test: $(READY) ## run the tests (minutes); the last lines say what could not run here
+test: $(READY) ## run the tests (minutes); SEED=7 shuffles the files; the last lines say what could not run here
 	$(PYTEST) $(PARALLEL) -m "not full and not soak and not controlplane"
 
 test-full: $(READY) ## run the tests that take minutes each

@@ -204,7 +204,8 @@ def _describe(uri: str | None, result: StageResult, model: Any, metrics: Any, re
     for artifact in artifacts:
         artifact.metadata.update(_identity(opened, result))
     if model is not None and "model" in result.values:
-        model.uri = result.values["model"]
+        # Not model.uri: the launcher fails a step whose artifact lies outside the pipeline root, and the run does.
+        model.metadata["model"] = result.values["model"]
     if metrics is not None:
         for name, value in _numbers(result).items():
             metrics.log_metric(name, value)

@@ -29,10 +29,19 @@ def tools_directory() -> Path:
 
 @pytest.fixture(autouse=True)
 def heard(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is said is heard, though an orchestrator that was imported before has silenced all loggers."""
-    logger = logging.getLogger("elastic_tpu.trainer")
-    monkeypatch.setattr(logger, "disabled", False)
-    monkeypatch.setattr(logger, "propagate", True)
+    """Undo what a library did to logging when an earlier test imported it, so that caplog gets every warning.
+
+    Airflow sets the root logger's level to ERROR; others disable loggers that were there before them.
+    """
+    root = logging.getLogger()
+    monkeypatch.setattr(root.manager, "disable", logging.NOTSET)
+    monkeypatch.setattr(root, "level", logging.WARNING)
+    for name, logger in root.manager.loggerDict.items():
+        if name.partition(".")[0] == "elastic_tpu" and isinstance(logger, logging.Logger):
+            monkeypatch.setattr(logger, "disabled", False)
+            monkeypatch.setattr(logger, "propagate", True)
+            monkeypatch.setattr(logger, "level", logging.NOTSET)
+    root.manager._clear_cache()  # type: ignore[attr-defined]
 
 
 @pytest.fixture(scope="session")

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import shutil
 import subprocess
 import sys
 import zipfile
+from collections.abc import Iterator
 from importlib.metadata import version
 from pathlib import Path
 
@@ -233,7 +235,7 @@ WHOLE_FILE = "import pytest\npytest.importorskip('no_such_module', reason='no_su
 
 def closing_lines(folder: Path, *options: str, **environment: str) -> tuple[int, list[str]]:
     (folder / "pytest.ini").write_text("[pytest]\n")
-    plugin = ["-p", "elastic_tpu.tests.reporting", "-p", "no:cacheprovider"]
+    plugin = ["-p", "elastic_tpu.tests.reporting", "-p", "elastic_tpu.tests.ordering", "-p", "no:cacheprovider"]
     done = run(sys.executable, "-m", "pytest", "-q", *plugin, *options, cwd=folder, **environment)
     return done.returncode, done.stdout.splitlines()[-4:]
 
@@ -288,3 +290,48 @@ def test_a_control_plane_that_is_not_built_skips_its_tests_and_fails_ci(ci: str,
     status, lines = closing_lines(tmp_path, *fixtures, XDG_CACHE_HOME=str(tmp_path), CI=ci)
     assert status == expected
     assert "there is no control plane: `make controlplane` builds it (needs Go)" in "".join(lines)
+
+
+# ---- the order of the files
+
+
+def files_run(folder: Path, *options: str) -> list[str]:
+    """The test files of a folder in the order in which pytest ran them."""
+    done = run(sys.executable, "-m", "pytest", "-v", "-p", "elastic_tpu.tests.ordering", *options, cwd=folder)
+    assert done.returncode == 0, done.stdout
+    ran = [line.partition("::")[0] for line in done.stdout.splitlines() if "PASSED" in line]
+    assert len(ran) == 2 * len(set(ran)), "the tests of a file stay together"
+    assert ran[::2] == ran[1::2]
+    return ran[::2]
+
+
+def test_files_run_in_the_order_of_a_seed_and_by_name_without_one(tmp_path: Path) -> None:
+    (tmp_path / "pytest.ini").write_text("[pytest]\n")
+    names = [f"test_{letter}.py" for letter in "abcdef"]
+    for name in names:
+        (tmp_path / name).write_text("def test_one(): pass\ndef test_two(): pass\n")
+    assert files_run(tmp_path) == names
+    orders = [files_run(tmp_path, "--order-seed", seed) for seed in ("1", "2", "1")]
+    assert orders[0] == orders[2]
+    assert len({tuple(names), *map(tuple, orders)}) == 3
+    assert [sorted(order) for order in orders] == [names] * 3
+
+
+# ---- what a test hears
+
+
+@pytest.fixture(scope="module")
+def silenced() -> Iterator[None]:
+    """Logging as Airflow leaves it when a test of another file has imported it."""
+    root, ours = logging.getLogger(), logging.getLogger("elastic_tpu.trainer")
+    before = root.level, ours.disabled
+    root.setLevel(logging.ERROR)
+    ours.disabled = True
+    yield
+    root.level, ours.disabled = before
+
+
+@pytest.mark.usefixtures("silenced")
+def test_a_warning_is_heard_whatever_was_imported_before(caplog: pytest.LogCaptureFixture) -> None:
+    logging.getLogger("elastic_tpu.trainer").warning("a slice is lost")
+    assert "a slice is lost" in caplog.text

@@ -12,7 +12,8 @@ def export_checkpoint(run: str, holder: str, model: dsl.Output[dsl.Model]) -> No
     Args:
       run: URI of the run directory, or of the run's spec.
       holder: Who drives the run, the same for every task of one pipeline run: `dsl.PIPELINE_JOB_ID_PLACEHOLDER`.
-      model: The Hugging Face directory in the run directory, with step, digests and spec hash.
+      model: Which model was exported: its metadata has the URI of the Hugging Face directory (`model`), step, digests
+        and spec hash. The artifact holds no file: the model stays in the run directory.
     """
     from elastic_tpu.components.kfp import run_step  # type: ignore[import-not-found]
 

@@ -123,6 +123,10 @@ class ControlPlane:
     def _until_ready(self, component: str) -> None:
         url = self.commands.readiness(component)
         self.processes.until(lambda: _answers(url), component)
+        if component == "jobset":
+            # It says that it is ready before its webhooks are served: a JobSet created then is refused with a 404.
+            urls = [hook["clientConfig"]["url"] for document in self._webhooks() for hook in document["webhooks"]]
+            self.processes.until(lambda: all(map(_is_served, urls)), "JobSet's webhooks")
 
     def _make_credentials(self) -> None:
         make = "openssl req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=controlplane"
@@ -318,4 +322,11 @@ def _documents(path: Path) -> list[Document]:
 def _answers(url: str) -> bool:
     context = ssl._create_unverified_context() if url.startswith("https") else None
     with urllib.request.urlopen(url, context=context, timeout=2) as answer:
+        return bool(answer.status == 200)
+
+
+def _is_served(url: str) -> bool:
+    """Whether a webhook is there; an empty review is refused in the answer's body, an unknown path with 404."""
+    request = urllib.request.Request(url, data=b"{}", headers={"Content-Type": "application/json"})
+    with urllib.request.urlopen(request, context=ssl._create_unverified_context(), timeout=2) as answer:
         return bool(answer.status == 200)

@@ -77,7 +77,7 @@ def test_a_pipeline_loses_a_slice_and_completes(make_case: MakeCase) -> None:
     manifest, spec_hash = case.json("export/199/manifest.json"), case.run.spec_hash
     assert manifest is not None
     model = made["export-checkpoint"]["model"]
-    assert model["uri"] == f"{case.uri}/export/199"
+    assert model["metadata"]["model"] == f"{case.uri}/export/199"
     assert (model["metadata"]["step"], model["metadata"]["export_digest"]) == (199, manifest["export_digest"])
     trained, evaluated = (
         made["train-elastic"]["metrics"]["metadata"],

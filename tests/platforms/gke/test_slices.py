@@ -290,6 +290,11 @@ def rounds(api: Api, count: int = 3) -> None:
     until(lambda: api.looks >= before + 2 * count + 1, "looks")
 
 
+def warned(caplog: pytest.LogCaptureFixture, text: str) -> None:
+    """Until the watcher, which looks a hundred times a second here, has written a warning with this text."""
+    until(lambda: text in caplog.text, f"a warning with {text!r}", 15.0)
+
+
 def ready(opened: Callable[..., Opened], speed: float = 1.0) -> Opened:
     slices, changes = opened(speed)
     until(lambda: changes == [("ready", None)], "all slices")
@@ -354,7 +359,7 @@ def test_the_token_is_read_again_as_it_rotates(
     slices.hold({0, 1})
     api.tokens = {"second"}
     api.change(0, job("a", 3, 3))
-    until(lambda: "does not answer" in caplog.text, "the complaint")
+    warned(caplog, "does not answer")
     assert (slices.alive(), slices.lost(), api.deletes) == ({0, 1}, frozenset(), [])  # unknown is not lost
     (account / "token").write_text("second")
     until(lambda: changes[1:] == [("lost", 0)], "the loss")
@@ -433,7 +438,7 @@ def test_without_the_right_to_delete_it_is_said_once_and_the_slice_waits(
         until(lambda: changes[-1][0] in ("ready", "back"), "the slice")
         api.change(1, job(uid, 3, 3))
         until(lambda: changes[-1] == ("lost", 1), "the loss")
-        until(lambda: "deploy/rbac.yaml" in caplog.text, "the complaint")
+        warned(caplog, "deploy/rbac.yaml")
         if uid == "b":
             asked = len(api.deletes)
             rounds(api, 20)
@@ -448,7 +453,7 @@ def test_without_the_right_to_look_nothing_is_lost(
 ) -> None:
     api.answers["GET"] = 403
     slices, changes = opened(speed=50.0)
-    until(lambda: "deploy/rbac.yaml" in caplog.text, "the complaint")
+    warned(caplog, "deploy/rbac.yaml")
     slices.hold({0, 1})
     assert (slices.alive(), slices.lost(), changes) == ({0, 1}, frozenset(), [])
 
@@ -478,7 +483,7 @@ def test_an_api_that_is_away_loses_nothing(
     api.stop()
     # A connection that is open goes on being served by its own thread: let it end.
     api.drop.add("GET")
-    until(lambda: "does not answer" in caplog.text, "the complaint")
+    warned(caplog, "does not answer")
     assert (slices.alive(), slices.lost(), changes[1:]) == ({0, 1}, frozenset(), [])
     again = Api(api.port, *tls)
     try:
@@ -509,7 +514,7 @@ def test_a_server_that_is_not_the_clusters_gets_no_token(
     files = ["-keyout", str(account / "key"), "-out", str(account / "ca.crt")]
     subprocess.run([*make.split(), *files], check=True, capture_output=True)
     opened()
-    until(lambda: "CERTIFICATE_VERIFY_FAILED" in caplog.text, "the complaint")
+    warned(caplog, "CERTIFICATE_VERIFY_FAILED")
     assert api.looks == 0
 
 
@@ -551,7 +556,7 @@ def test_outside_of_a_pod_it_is_said_and_nothing_else_happens(caplog: pytest.Log
     (tmp_path / "namespace").write_text("x")
     with caplog.at_level(logging.WARNING):
         slices = GkeSlices(RUN, 2, api=PodApi({"ELASTIC_TPU_SERVICE_ACCOUNT": str(tmp_path)}))
-        until(lambda: "not in a pod" in caplog.text, "the complaint")
+        warned(caplog, "not in a pod")
         assert slices.alive() == {0, 1}
         slices.close()
 

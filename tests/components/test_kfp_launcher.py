@@ -1,0 +1,88 @@
+"""What KFP's launcher accepts of a component's output artifacts, held against every component.
+
+A component runs in kfp's own executor, as in a pod of a backend. The launcher (kfp's
+backend/src/v2/component/launcher_v2.go, `uploadOutputArtifacts`) then uploads each artifact, and fails a step that has
+succeeded when an artifact's URI has a scheme that it knows and lies outside the pipeline root of the run.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from elastic_tpu.pipelines import describe
+from elastic_tpu.tests.support import Case
+from kfp.dsl import executor
+from kfp.dsl.types import artifact_types
+
+ROOT = "minio://mlpipeline/v2/artifacts/train-export-evaluate/5c1e9d"
+SCHEMES = ("gs://", "s3://", "minio://")  # others are left alone by the launcher, oci:// among them
+
+
+def refusal(uri: str) -> str:
+    """Why the launcher would not upload an artifact of this URI; empty when it would, or leaves it alone."""
+    if not uri.startswith(SCHEMES):
+        return ""
+    if not uri.startswith(ROOT):
+        return f"URI {uri!r} does not have expected bucket prefix {ROOT!r}"
+    return "" if uri.removeprefix(ROOT).strip("/") else f"URI {uri!r} has an empty key"
+
+
+def executed(component: Any, run: str, output: Path) -> dict[str, Any]:
+    """Run a component in kfp's executor; its output artifacts by name, as the launcher merges them."""
+    spec = component.component_spec
+    artifacts = {
+        name: {"name": name, "type": {"schemaTitle": value.type.partition("@")[0]}, "uri": f"{ROOT}/{name}"}
+        for name, value in (spec.outputs or {}).items()
+    }
+    given = {
+        "inputs": {"parameterValues": {"run": run, "holder": "pipeline/1"}},
+        "outputs": {
+            "artifacts": {name: {"artifacts": [{**made, "metadata": {}}]} for name, made in artifacts.items()},
+            "outputFile": str(output),
+        },
+    }
+    executor.Executor(executor_input=given, function_to_execute=component.python_func).execute()
+    written = json.loads(output.read_text()).get("artifacts", {}) if output.exists() else {}
+    return {name: {**made, **(written.get(name, {}).get("artifacts") or [{}])[0]} for name, made in artifacts.items()}
+
+
+@pytest.mark.parametrize(
+    ("uri", "accepted"),
+    [
+        (f"{ROOT}/model", True),
+        ("/data/runs/r/export/59", True),
+        ("oci://registry/model:1", True),
+        ("gs://acme-train/runs/r/export/59", False),
+        ("minio://mlpipeline/v2/artifacts/train-export-evaluate/another-run/model", False),
+        (ROOT, False),
+    ],
+)
+def test_what_the_launcher_uploads(uri: str, accepted: bool) -> None:
+    assert (refusal(uri) == "") is accepted
+
+
+def test_the_launcher_takes_every_artifact_of_a_pipeline(
+    make_case: Callable[..., Case], gcs_bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a backend the run is in a bucket, so what lies in its directory is outside the pipeline root."""
+    monkeypatch.setattr(artifact_types, "_MINIO_LOCAL_MOUNT_PREFIX", f"{tmp_path}/minio/")
+    output = f"gs://{gcs_bucket}/runs"
+    case = make_case(
+        run={"output": output},
+        export={},
+        evaluate={"gate": ["heldout.loss <= 1.5"]},
+        data={"eval": "valid.parquet"},
+        train={"steps": 5},
+        checkpoint={"every": 5},
+    )
+    made = {}
+    for name in describe.NAMES:
+        made |= executed(describe.component(name), str(case.spec), tmp_path / f"{name}.json")
+        assert {key: why for key, value in made.items() if (why := refusal(value["uri"]))} == {}
+    assert made["model"]["metadata"]["model"] == f"{output}/r/export/4"
+    assert set(made) == {"model", "metrics", "report"}
+    assert Path(f"{tmp_path}/minio", made["report"]["uri"].removeprefix("minio://")).stat().st_size > 1000
