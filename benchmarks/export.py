@@ -31,7 +31,7 @@ VOCABULARY, EMBEDDING, HEADS, KV_HEADS, HEAD, MLP = 151936, 1024, 16, 8, 128, 30
 
 
 def architecture(layers: int) -> Any:
-    from elastic_tpu.trainer.qwen3 import Architecture
+    from elastic_tpu.trainer.export.qwen3 import Architecture
 
     return Architecture(HEADS, KV_HEADS, HEAD, EMBEDDING, MLP, layers, VOCABULARY, 1e6, 1e-6, 2048, tied=True)
 
@@ -40,7 +40,7 @@ def make_checkpoint(step_dir: Path, layers: int, devices: int) -> None:
     """Write the checkpoint as Orbax would from `devices` devices that share the embedding axis."""
     import numpy as np
     import tensorstore as ts
-    from elastic_tpu.trainer.qwen3 import stored_arrays
+    from elastic_tpu.trainer.export.qwen3 import stored_arrays
 
     generator = np.random.default_rng(0)
     leaves = {}
@@ -75,7 +75,7 @@ def make_tokenizer(folder: Path) -> None:
 
 def export_once(step_dir: Path, out: Path, tokenizer: Path, dtype: Any, layers: int) -> dict[str, float]:
     """In a process of its own: seconds, CPU seconds and peak memory of one export."""
-    from elastic_tpu.trainer.export import export_checkpoint
+    from elastic_tpu.trainer.export.export import export_checkpoint
 
     begin, cpu = time.monotonic(), time.process_time()
     manifest = export_checkpoint(

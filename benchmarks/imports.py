@@ -16,7 +16,7 @@ from rich.table import Table
 GOAL_MS = 20.0
 RUNS = 15
 TIMED = (
-    "import time; t = time.perf_counter(); import elastic_tpu.components; import elastic_tpu.components.stage; "
+    "import time; t = time.perf_counter(); import elastic_tpu.components; import elastic_tpu.stages.stage; "
     "print((time.perf_counter() - t) * 1000)"
 )
 

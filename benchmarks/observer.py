@@ -36,11 +36,11 @@ ROOT = Path(__file__).parent.parent
 
 def watch(kubeconfig: str, namespace: str, runs: int, interval: float, minutes: float) -> None:
     """The process that is measured. Prints what it saw, as JSON."""
-    from elastic_tpu.platforms.gke import state
-    from elastic_tpu.platforms.gke.cluster import Cluster
-    from elastic_tpu.platforms.gke.credentials import api_client
-    from elastic_tpu.platforms.gke.observer import observer_of
-    from elastic_tpu.runs.spec import Gke
+    from elastic_tpu.platforms.gke.api.cluster import Cluster
+    from elastic_tpu.platforms.gke.api.credentials import api_client
+    from elastic_tpu.platforms.gke.api.observer import observer_of
+    from elastic_tpu.platforms.gke.status import state
+    from elastic_tpu.runs.spec.run_spec import Gke
 
     client = api_client(Gke(kubeconfig=kubeconfig))
     cluster = Cluster(client, namespace)
@@ -122,9 +122,9 @@ def run_name(number: int) -> str:
 
 def manifests(runs: int, namespace: str) -> list[dict[str, Any]]:
     """JobSets as the product makes them."""
-    from elastic_tpu.platforms.gke.manifest import jobset
-    from elastic_tpu.runs.load import read_spec
-    from elastic_tpu.runs.plan import make_plan
+    from elastic_tpu.platforms.gke.manifests.manifest import jobset
+    from elastic_tpu.runs.spec.load import read_spec
+    from elastic_tpu.runs.spec.plan import make_plan
 
     spec = read_spec(str(ROOT / "examples" / "gke.yaml"), with_inputs=False)
     plan = make_plan(spec)

@@ -24,10 +24,10 @@ from pathlib import Path
 import psutil
 from elastic_tpu.platforms.base import Job
 from elastic_tpu.platforms.local.platform import LocalPlatform
-from elastic_tpu.runs.driver import Driver
-from elastic_tpu.runs.events import Event, EventReader
-from elastic_tpu.runs.load import check
-from elastic_tpu.runs.run import Run, create_run
+from elastic_tpu.runs.record.driver import Driver
+from elastic_tpu.runs.record.events import Event, EventReader
+from elastic_tpu.runs.record.run import Run, create_run
+from elastic_tpu.runs.spec.load import check
 from rich.console import Console
 from rich.table import Table
 

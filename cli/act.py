@@ -9,17 +9,16 @@ from collections.abc import Callable
 from rich.console import Console
 from rich.table import Table
 
-from ..platforms.base import open_platform
-from ..runs import person, proof, published
-from ..runs import run as names
-from ..runs.claim import Claim, Seen, is_stale, read_claim
-from ..runs.driver import stop_by_person
+from ..platforms.open import open_platform
 from ..runs.errors import BadInput, ElasticTPUError, ExitCode, Infrastructure, NotFound
-from ..runs.events import EventLog
-from ..runs.result import proven_result, read_result
-from ..runs.run import Run, open_run
-from ..runs.spec import is_bucket
-from ..runs.status import load_status
+from ..runs.record import paths, proof, published, start
+from ..runs.record.claim import Claim, Seen, is_stale, read_claim
+from ..runs.record.driver import stop_by_person
+from ..runs.record.events import EventLog
+from ..runs.record.result import proven_result, read_result
+from ..runs.record.run import Run, open_run
+from ..runs.record.status import load_status
+from ..runs.spec.run_spec import is_bucket
 
 _PATIENT = 2.0  # seconds that nobody has to be told why
 
@@ -30,7 +29,7 @@ def cancel(uri: str) -> None:
     before = read_claim(run.store)
     driven = before is not None and not is_stale(before, run.store.now())
     claim = _stop(run)
-    status = load_status(run.read(names.STATUS))
+    status = load_status(run.read(paths.STATUS))
     where = f"; training is at step {status.step}" if status is not None and status.phase != "ended" else ""
     console = Console(soft_wrap=True, highlight=False)
     if claim.state == "done":
@@ -45,7 +44,7 @@ def cancel(uri: str) -> None:
 def _stop(run: Run) -> Claim:
     try:
         log = EventLog(run.store, "person")
-        return stop_by_person(run.store, person.holder(), on_event=log.hook)
+        return stop_by_person(run.store, start.holder(), on_event=log.hook)
     except NotFound as error:
         raise BadInput(f"{run.uri}: nobody has driven this run; there is nothing to cancel") from error
 
@@ -124,7 +123,7 @@ def _export_problems(run: Run) -> str:
     manifest, why = published.export_of(run)
     if manifest is None:
         return why
-    folder = names.export(manifest["step"])
+    folder = paths.export(manifest["step"])
     for name, entry in manifest["files"].items():
         digest = run.store.digest(f"{folder}/{name}")
         if digest.startswith("sha256:") and digest != f"sha256:{entry['sha256']}":

@@ -14,9 +14,9 @@ from rich.live import Live
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn
 from rich.text import Text
 
-from ..runs.events import Event
-from ..runs.status import Status
-from ..runs.verdict import Verdict
+from ..runs.judge.verdict import Verdict
+from ..runs.record.events import Event
+from ..runs.record.status import Status
 from . import story
 
 _PLAIN_EVERY = 10.0  # seconds between plain lines of progress

@@ -10,17 +10,19 @@ from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import Any
 
-from ..components.patience import patiently
-from ..components.stage import Stage, StageResult, Step, open_stage
-from ..components.steps import PROVISION, RELEASE, STEPS
-from ..platforms.base import require_login
-from ..runs import load, person
-from ..runs import run as names
+from ..platforms.open import require_login
 from ..runs.errors import ElasticTPUError, ExitCode, HeldByAnother, Unreachable
-from ..runs.events import EventReader
-from ..runs.result import read_result
-from ..runs.run import Run
-from ..runs.status import load_status
+from ..runs.record import paths, start
+from ..runs.record.events import EventReader
+from ..runs.record.result import read_result
+from ..runs.record.run import Run
+from ..runs.record.status import load_status
+from ..runs.spec import load
+from ..stages.open import open_stage
+from ..stages.results import StageResult
+from ..stages.retry import patiently
+from ..stages.stage import Stage, Step
+from ..stages.steps import PROVISION, RELEASE, STEPS
 from .display import Display, LastingConsole, make_display
 from .summary import summary
 
@@ -29,10 +31,10 @@ _SAVE = 120.0  # seconds that a stopped trainer gets to save before the slices a
 
 def follow(source: str, take_over: bool, how: type[Follower] | None = None) -> int:
     """Drive a run to its end, stage by stage or as `how` does; returns the exit code."""
-    who = person.holder()
+    who = start.holder()
     if source.endswith((".yaml", ".yml")):
         require_login(load.read_spec(source))
-    started = person.start(source, who)
+    started = start.start(source, who)
     run = started.run
     with _sigterm_as_interrupt(), make_display() as display:
         display.say(f"run {run.uri}" + (" (going on with it)" if started.resumed else ""))
@@ -120,7 +122,7 @@ class Follower:
             with suppress(Unreachable):  # the verdict says that the storage is waited for
                 self._tell_events()
                 if not verdict.done:
-                    self._display.look(stage.name, verdict, load_status(self.run.read(names.STATUS)))
+                    self._display.look(stage.name, verdict, load_status(self.run.read(paths.STATUS)))
             if verdict.done:
                 return
             if until is not None and time.monotonic() > until:

@@ -156,9 +156,9 @@ def report(
     open_it: Annotated[bool, typer.Option("--open", help="Show it in the browser.")] = False,
 ) -> None:
     """Write the story of a run, as one page: report.html in the run directory, which every stage writes too."""
-    from . import report as reports
+    from . import report
 
-    reports.report(run, output, open_it)
+    report.report(run, output, open_it)
 
 
 @app.command("kill-slice", epilog="Example:  elastic-tpu kill-slice runs-demo/my-run 1")

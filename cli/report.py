@@ -7,9 +7,9 @@ from pathlib import Path
 
 import typer
 
+from ..report.report import NAME, render, write_report
 from ..runs.errors import BadInput, Problem
-from ..runs.report import NAME, render, write_report
-from ..runs.run import local_folder, open_run
+from ..runs.record.run import local_folder, open_run
 
 
 def report(uri: str, output: str | None, show: bool) -> None:

@@ -11,18 +11,19 @@ from typing import Any
 
 from rich.console import Console
 
-from ..platforms.base import open_platform
-from ..runs import goodput
-from ..runs import plan as plans
-from ..runs import run as names
-from ..runs.claim import Seen, is_stale, read_claim
+from ..platforms.open import open_platform
 from ..runs.errors import BadInput, Infrastructure, NotFound, Problem
-from ..runs.events import EventReader
-from ..runs.load import has_template, read_spec
-from ..runs.result import read_result
-from ..runs.run import Run, attempts, attempts_of, open_run
-from ..runs.spec import Gke, format_duration
-from ..runs.status import load_status
+from ..runs.judge import goodput
+from ..runs.record import paths
+from ..runs.record.claim import Seen, is_stale, read_claim
+from ..runs.record.events import EventReader
+from ..runs.record.paths import attempts
+from ..runs.record.result import read_result
+from ..runs.record.run import Run, attempts_of, open_run
+from ..runs.record.status import load_status
+from ..runs.spec import plan as plans
+from ..runs.spec.load import has_template, read_spec
+from ..runs.spec.run_spec import Gke, format_duration
 from .display import print_rows
 
 
@@ -75,7 +76,7 @@ def manifests(source: str) -> None:
     """Print the objects that a run would create in its cluster, as `kubectl apply` takes them."""
     import yaml
 
-    from ..platforms.gke.manifest import documents
+    from ..platforms.gke.manifests.manifest import documents
 
     spec = read_spec(source)
     if spec.platform != "gke":
@@ -109,7 +110,7 @@ def status(uri: str, watch: bool) -> None:
 
 def _status_once(run: Run, console: Console) -> bool:
     now = run.store.now()
-    said = load_status(run.read(names.STATUS))
+    said = load_status(run.read(paths.STATUS))
     claim, result = read_claim(run.store), read_result(run)
     rows = [("run", f"{run.uri}   ({run.run_id})")]
     if claim is None:
@@ -119,7 +120,7 @@ def _status_once(run: Run, console: Console) -> bool:
     if said is None:
         rows.append(("training", "not started"))
     else:
-        beat = (now - run.store.read(names.STATUS).updated).total_seconds()
+        beat = (now - run.store.read(paths.STATUS).updated).total_seconds()
         silent = f" (last heartbeat {beat:.0f} s ago)" if said.phase != "ended" else f", exit code {said.exit}"
         rows.append(("training", f"{said.phase}{silent}, attempt {said.attempt}"))
         loss = "" if said.loss is None else f", loss {said.loss:.4f}"
@@ -148,7 +149,7 @@ def _driver(claim: Seen, now: datetime) -> str:
 
 def _slices(run: Run) -> str:
     """Asked of the platform where there may be some: a record of what was ready outlives the slices."""
-    record = run.read(names.SLICES) or {}
+    record = run.read(paths.SLICES) or {}
     wanted, recorded = run.spec.slices.count, record.get("state", "none")
     if run.spec.platform == "local":
         asked = record.get("host") == socket.gethostname()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from ..runs.events import Event
+from ..runs.record.events import Event
 
 
 def line(event: Event) -> str | None:

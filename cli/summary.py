@@ -6,13 +6,13 @@ import shlex
 from collections.abc import Mapping
 from datetime import UTC, datetime
 
-from ..components.stage import StageResult
-from ..runs import goodput
 from ..runs.errors import ElasticTPUError, ExitCode
-from ..runs.events import EventReader, is_simulated
-from ..runs.published import evaluation_of, judge_gate
-from ..runs.result import read_result
-from ..runs.run import Run
+from ..runs.judge import goodput
+from ..runs.record.events import EventReader, is_simulated
+from ..runs.record.published import evaluation_of, judge_gate
+from ..runs.record.result import read_result
+from ..runs.record.run import Run
+from ..stages.results import StageResult
 
 _RESUMED_BY_RUNNING_AGAIN = (
     ExitCode.INFRASTRUCTURE,

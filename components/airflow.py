@@ -25,10 +25,11 @@ from airflow.sdk.exceptions import AirflowException, AirflowFailException, TaskD
 from airflow.triggers.base import BaseTrigger, TriggerEvent
 
 from ..runs.errors import ElasticTPUError, ExitCode, Infrastructure, Unreachable
-from ..runs.verdict import Verdict
-from .outcomes import error_of
-from .stage import Stage, StageResult, Step, open_stage
-from .steps import STEPS
+from ..runs.judge.verdict import Verdict
+from ..stages.open import open_stage
+from ..stages.results import StageResult, error_of
+from ..stages.stage import Stage, Step
+from ..stages.steps import STEPS
 
 HOLDER = "{{ dag.dag_id }}/{{ run_id }}"
 """Who drives a run, as a template: the DAG run, so all tasks of it act as one."""

@@ -23,13 +23,15 @@ from typing import TYPE_CHECKING, Any
 
 from .. import __version__
 from ..runs.errors import ElasticTPUError, ExitCode, Infrastructure, Unreachable
-from .notes import INSTANCE, TAKE_OVER, Note, NoteFile
-from .patience import patiently
-from .stage import Stage, StageResult, Step, open_stage
-from .steps import PROVISION, RELEASE, STEPS, TRAIN
+from ..stages.open import open_stage
+from ..stages.results import StageResult
+from ..stages.retry import patiently
+from ..stages.stage import Stage, Step
+from ..stages.steps import PROVISION, RELEASE, STEPS, TRAIN
+from .step_files import INSTANCE, TAKE_OVER, Note, NoteFile
 
 if TYPE_CHECKING:
-    from ..runs.run import Run
+    from ..runs.record.run import Run
 
 IMAGE = f"elastic-tpu:{__version__}"
 """The image of every component: this package of this very version, with its `kfp` extra."""
@@ -150,7 +152,7 @@ def follow(
 def _open(step: Step, run: str, holder: str) -> Stage:
     instance = os.environ.get(INSTANCE)
     if instance is None:
-        from ..runs.claim import this_instance
+        from ..runs.record.claim import this_instance
 
         # A container that is started again has the name of the pod as before, so the process counts as well.
         return open_stage(step, run, holder, f"{socket.gethostname()}:{this_instance()}", tell=say)
@@ -164,8 +166,8 @@ def term_of(run: str, instance: str) -> int | None:
 
     A person is the same holder in every terminal: what one of them may release is known by the instance alone.
     """
-    from ..runs.claim import read_claim
-    from ..runs.run import open_run
+    from ..runs.record.claim import read_claim
+    from ..runs.record.run import open_run
 
     seen = read_claim(open_run(run).store)
     if seen is None:
@@ -175,13 +177,13 @@ def term_of(run: str, instance: str) -> int | None:
 
 def _progress(stage: Stage) -> str:
     """Where training is; empty for other steps."""
-    from ..runs import run as names
-    from ..runs.run import open_run
-    from ..runs.status import load_status
+    from ..runs.record import paths
+    from ..runs.record.run import open_run
+    from ..runs.record.status import load_status
 
     if stage.name != TRAIN.name or stage.uri is None:
         return ""
-    status = load_status(open_run(stage.uri).read(names.STATUS))
+    status = load_status(open_run(stage.uri).read(paths.STATUS))
     if status is None:
         return ""
     loss = "" if status.loss is None else f", loss {status.loss:.3f}"
@@ -195,7 +197,7 @@ def _progress(stage: Stage) -> str:
 
 def _describe(uri: str | None, result: StageResult, model: Any, metrics: Any, report: Any) -> None:
     """Fill the artifacts of a step; what a stage that is switched off would have made stays empty."""
-    from ..runs.run import open_run
+    from ..runs.record.run import open_run
 
     artifacts = [artifact for artifact in (model, metrics, report) if artifact is not None]
     if uri is None or not artifacts:
@@ -215,7 +217,7 @@ def _describe(uri: str | None, result: StageResult, model: Any, metrics: Any, re
 
 def _identity(run: Run, result: StageResult) -> dict[str, Any]:
     """What an artifact is of: the run, its spec, the step, and the digests of checkpoint and export."""
-    from ..runs.published import export_of
+    from ..runs.record.published import export_of
 
     found: dict[str, Any] = {"run": run.uri, "spec_hash": run.spec_hash, "summary": result.summary}
     if result.stage == "train":

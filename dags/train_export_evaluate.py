@@ -28,7 +28,7 @@ from ..components.train_elastic.operator import TrainElasticOperator
 from ..runs.errors import ElasticTPUError, GateFailed
 
 if TYPE_CHECKING:
-    from ..runs.run import Run
+    from ..runs.record.run import Run
 
 RETRIES = 3
 RELEASE_RETRIES = 8
@@ -79,7 +79,8 @@ def train_export_evaluate(
 @task
 def reserve(spec: str, holder: str) -> str:
     """Start the run of a spec, or open the one that is to go on; its URI."""
-    from ..runs.run import open_run, start_run
+    from ..runs.record.run import open_run
+    from ..runs.record.start import start_run
 
     with airflow_errors():
         return (start_run(spec, holder) if spec.endswith((".yaml", ".yml")) else open_run(spec)).uri
@@ -88,7 +89,7 @@ def reserve(spec: str, holder: str) -> str:
 @task
 def verdict(run: str) -> None:
     """Fail unless the run directory proves everything that its spec asks for."""
-    from ..runs.run import open_run
+    from ..runs.record.run import open_run
 
     with airflow_errors():
         require_complete(open_run(run))
@@ -101,8 +102,8 @@ def require_complete(run: Run) -> None:
       ElasticTPUError: training, export or evaluation is not proven; the message says which and why.
       GateFailed: all of it is, and the gate does not pass.
     """
-    from ..runs.published import evaluation_of, export_of, judge_gate
-    from ..runs.result import proven_result
+    from ..runs.record.published import evaluation_of, export_of, judge_gate
+    from ..runs.record.result import proven_result
 
     proofs: list[tuple[str, Callable[[Run], tuple[Any, str]]]] = [("training", proven_result)]
     proofs += [("the export", export_of)] if run.spec.export else []

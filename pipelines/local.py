@@ -22,14 +22,14 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from ..components.kfp import term_of
-from ..components.notes import INSTANCE, NOTES, TAKE_OVER, Note, read_notes
-from ..components.outcomes import error_of
-from ..components.stage import StageResult, open_stage
-from ..components.steps import STEPS
-from ..runs.claim import this_instance
+from ..components.step_files import INSTANCE, NOTES, TAKE_OVER, Note, read_notes
 from ..runs.errors import BadInput, ExitCode
-from ..runs.run import Run, local_folder
-from ..runs.verdict import Verdict
+from ..runs.judge.verdict import Verdict
+from ..runs.record.claim import this_instance
+from ..runs.record.run import Run, local_folder
+from ..stages.open import open_stage
+from ..stages.results import StageResult, error_of
+from ..stages.steps import STEPS
 
 _REWRITTEN = "python3"  # kfp.local puts its interpreter's path in the place of this word, in parameters as well
 

@@ -1,6 +1,6 @@
 """What every platform offers: take slices, run a job, look at it, end it, give the slices back.
 
-Effects only; what a look means is decided in `runs/verdict.py`. Every call is safe to repeat.
+Effects only; what a look means is decided in `runs/judge/verdict.py`. Every call is safe to repeat.
 """
 
 from __future__ import annotations
@@ -9,9 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
-from ..runs.run import Run
-from ..runs.spec import RunSpec
-from ..runs.verdict import Observation
+from ..runs.judge.verdict import Observation
 
 
 @dataclass(frozen=True)
@@ -76,22 +74,3 @@ class Platform(Protocol):
 
     def kill_slice(self, index: int, whole: bool = False) -> str:
         """Kill a slice's worker without notice, to rehearse its loss; says what was killed."""
-
-
-def require_login(spec: RunSpec) -> None:
-    """Raise what keeps this process from the platform at all, before anything of a run is written."""
-    if spec.platform == "gke" and spec.gke is not None:
-        from .gke.credentials import api_client
-
-        api_client(spec.gke)
-
-
-def open_platform(run: Run) -> Platform:
-    """The platform that the run's spec names."""
-    if run.spec.platform == "local":
-        from .local.platform import LocalPlatform
-
-        return LocalPlatform(run)
-    from .gke.platform import open_gke
-
-    return open_gke(run)

@@ -22,20 +22,20 @@ from pathlib import Path
 
 from elastic_tpu.platforms.gke.slices import GkeSlices
 from elastic_tpu.platforms.local.slices import LocalSlices
-from elastic_tpu.runs import published, records
-from elastic_tpu.runs import run as names
 from elastic_tpu.runs.errors import ElasticTPUError, ExitCode
-from elastic_tpu.runs.events import EventLog
-from elastic_tpu.runs.result import proven_result
-from elastic_tpu.runs.run import Run, local_folder, open_run
-from elastic_tpu.runs.status import SliceCount
-from elastic_tpu.trainer.curve import LossCurve
-from elastic_tpu.trainer.hardware import SliceEvents, Slices
-from elastic_tpu.trainer.policy import starts_without_progress
-from elastic_tpu.trainer.prover import Prover
-from elastic_tpu.trainer.recovery import Recovering, StepTimes, after_a_dead_process
+from elastic_tpu.runs.record import paths, published
+from elastic_tpu.runs.record.events import EventLog
+from elastic_tpu.runs.record.result import proven_result
+from elastic_tpu.runs.record.run import Run, local_folder, open_run
+from elastic_tpu.runs.record.status import SliceCount
+from elastic_tpu.runs.store import records
 from elastic_tpu.trainer.session import Attempt, AttemptLog, TrainerSession, leave
-from elastic_tpu.trainer.train import finish
+from elastic_tpu.trainer.training.failure_policy import starts_without_progress
+from elastic_tpu.trainer.training.hardware import SliceEvents, Slices
+from elastic_tpu.trainer.training.loss_writer import LossCurve
+from elastic_tpu.trainer.training.prover import Prover
+from elastic_tpu.trainer.training.recovery import Recovering, StepTimes, after_a_dead_process
+from elastic_tpu.trainer.training.train import finish
 
 
 class StandIn:
@@ -78,7 +78,7 @@ class StandIn:
             self.recovering.ready = time.monotonic()
         self.beat.update(phase="restoring", slices=SliceCount(len(held), self.run.spec.slices.count))
         proven = self.prover.settle()
-        saved = self.run.read(f"{names.checkpoint(proven)}/state.json") if proven is not None else None
+        saved = self.run.read(f"{paths.checkpoint(proven)}/state.json") if proven is not None else None
         state = "" if saved is None else saved["state"]
         step = 0 if proven is None else proven + 1
         if self.recovering:
@@ -146,7 +146,7 @@ class StandIn:
         )
 
     def _save(self, step: int, state: str) -> None:
-        folder, body = names.checkpoint(step), json.dumps({"state": state, "step": step}).encode()
+        folder, body = paths.checkpoint(step), json.dumps({"state": state, "step": step}).encode()
         if self.run.store.list(f"{folder}/"):
             return
         self.beat.confirm()
@@ -207,7 +207,7 @@ def cpu_job(run: Run, job: str, args: argparse.Namespace) -> int:
     result, why = proven_result(run)
     assert result is not None, why
     if job == "export":
-        folder = names.export(result.final_step)
+        folder = paths.export(result.final_step)
         data = json.dumps({"model": result.final_step}).encode()
         run.store.put(f"{folder}/model.json", data)
         files = {"model.json": {"size": len(data), "sha256": hashlib.sha256(data).hexdigest()}}

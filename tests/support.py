@@ -23,12 +23,12 @@ import psutil
 import pytest
 import yaml
 from elastic_tpu.platforms.local.slices import runtime_folder
-from elastic_tpu.runs.claim import Seen, read_claim
-from elastic_tpu.runs.events import Event, EventReader
-from elastic_tpu.runs.run import Run, open_run
-from elastic_tpu.runs.spec import run_id
-from elastic_tpu.runs.status import Status, load_status
-from elastic_tpu.runs.store import open_store
+from elastic_tpu.runs.record.claim import Seen, read_claim
+from elastic_tpu.runs.record.events import Event, EventReader
+from elastic_tpu.runs.record.run import Run, open_run
+from elastic_tpu.runs.record.status import Status, load_status
+from elastic_tpu.runs.spec.run_spec import run_id
+from elastic_tpu.runs.store.open import open_store
 
 T = TypeVar("T")
 STANDIN = Path(__file__).with_name("standin.py")

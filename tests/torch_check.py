@@ -17,8 +17,8 @@ TOLERANCE = 1e-4
 def check(folder: str) -> str:
     """Why the export does not do, or nothing."""
     import torch
-    from elastic_tpu.trainer.export import verify_export
-    from elastic_tpu.trainer.forward import forward, load_config, load_params
+    from elastic_tpu.trainer.evaluate.forward import forward, load_config, load_params
+    from elastic_tpu.trainer.export.export import verify_export
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     verify_export(folder)

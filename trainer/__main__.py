@@ -15,7 +15,7 @@ import logging
 import sys
 
 from ..runs.errors import ElasticTPUError
-from ..runs.run import open_run
+from ..runs.record.run import open_run
 from .session import TrainerSession, leave
 
 
@@ -33,7 +33,7 @@ def main() -> None:
     try:
         run = open_run(args.run)
         if args.job == "train":
-            from .train import train
+            from .training.train import train
 
             session = TrainerSession(run)
             session.catch_sigterm()

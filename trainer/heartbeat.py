@@ -17,13 +17,13 @@ from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from typing import Any
 
-from ..runs import records
-from ..runs import run as names
-from ..runs.claim import load_claim
 from ..runs.errors import Changed, ElasticTPUError, EndedOnRequest, Exists, ExitCode, NotFound, Unreachable
-from ..runs.run import Run
-from ..runs.status import Status, load_status
-from ..runs.store import Item
+from ..runs.record import paths
+from ..runs.record.claim import load_claim
+from ..runs.record.run import Run
+from ..runs.record.status import Status, load_status
+from ..runs.store import records
+from ..runs.store.base import Item
 from .limits import Watch, overdue
 
 _log = logging.getLogger("elastic_tpu.trainer")
@@ -190,16 +190,16 @@ class Heartbeat:
         while True:
             try:
                 try:
-                    item = store.read(names.STATUS)
+                    item = store.read(paths.STATUS)
                 except NotFound:
-                    self._generation = store.create(names.STATUS, self._status.dump())
+                    self._generation = store.create(paths.STATUS, self._status.dump())
                     return before
                 there = self._load(item)
                 if there.nonce == self._status.nonce:  # our own write, whose answer was lost
                     self._generation = item.generation
                     return before
                 before = there
-                self._generation = store.replace(names.STATUS, self._status.dump(), item.generation)
+                self._generation = store.replace(paths.STATUS, self._status.dump(), item.generation)
                 return before
             except (Exists, Changed):
                 continue  # a beat of the trainer before this one, or another one that starts: read again
@@ -209,7 +209,7 @@ class Heartbeat:
                 self._pause(self._interval)
 
     def _load(self, item: Item) -> Status:
-        status = load_status(records.load(item.data, self._run.path(names.STATUS)))
+        status = load_status(records.load(item.data, self._run.path(paths.STATUS)))
         assert status is not None
         return status
 
@@ -236,12 +236,12 @@ class Heartbeat:
         assert self._generation is not None
         store = self._run.store
         try:
-            return store.replace(names.STATUS, self._status.dump(), self._generation)
+            return store.replace(paths.STATUS, self._status.dump(), self._generation)
         except Changed:
-            item = store.read(names.STATUS)
+            item = store.read(paths.STATUS)
             if self._load(item).nonce != self._status.nonce:
                 raise
-            return store.replace(names.STATUS, self._status.dump(), item.generation)
+            return store.replace(paths.STATUS, self._status.dump(), item.generation)
 
     def _gone(self, code: ExitCode) -> None:
         self._closed = self._left = True
@@ -249,7 +249,7 @@ class Heartbeat:
 
     def _look_at_claim(self) -> None:
         try:
-            claim = load_claim(self._run.store.read(names.CLAIM).data)
+            claim = load_claim(self._run.store.read(paths.CLAIM).data)
         except ElasticTPUError:
             return  # no claim, or no answer: unknown is not a stop
         if claim.state != "stop":

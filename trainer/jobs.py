@@ -9,12 +9,13 @@ import traceback
 from collections.abc import Callable
 from types import FrameType
 
-from ..runs import maxtext_config, plan, published, records
-from ..runs import run as names
 from ..runs.errors import BadInput, ElasticTPUError, ExitCode, Infrastructure
-from ..runs.events import EventLog
-from ..runs.result import proven_result
-from ..runs.run import Run
+from ..runs.record import paths, published
+from ..runs.record.events import EventLog
+from ..runs.record.result import proven_result
+from ..runs.record.run import Run
+from ..runs.spec import maxtext_config, plan
+from ..runs.store import records
 from .session import Attempt, AttemptLog
 
 _log = logging.getLogger("elastic_tpu.trainer")
@@ -60,8 +61,8 @@ def _evicted(signum: int, frame: FrameType | None) -> None:
 
 def export(run: Run, events: EventLog) -> None:
     """Export the final, proven checkpoint."""
-    from .export import export_checkpoint
-    from .qwen3 import architecture_from_maxtext
+    from .export.export import export_checkpoint
+    from .export.qwen3 import architecture_from_maxtext
 
     result, why = proven_result(run)
     if result is None:
@@ -73,7 +74,7 @@ def export(run: Run, events: EventLog) -> None:
         raise Infrastructure("MaxText is not installed here; its base.yml says what the model looks like")
     manifest = export_checkpoint(
         result.checkpoint,
-        run.path(names.export(result.final_step)),
+        run.path(paths.export(result.final_step)),
         architecture=architecture_from_maxtext(keys),
         tokenizer=run.spec.model.tokenizer,
         dtype=run.spec.export.dtype,
@@ -97,12 +98,12 @@ def evaluate(run: Run, events: EventLog) -> None:
     tasks: list[str] = []
     data_digest = ""
     if run.spec.evaluate and run.spec.evaluate.heldout:
-        from .heldout import evaluate_heldout
+        from .evaluate.heldout import evaluate_heldout
 
         assert run.spec.data.eval is not None
         keys = maxtext_config.resolved(run.spec.model.name, plan.maxtext_overrides(run.spec))
         heldout = evaluate_heldout(
-            run.path(names.export(manifest["step"])),
+            run.path(paths.export(manifest["step"])),
             [run.spec.data.eval],
             text_column=run.spec.data.text,
             max_target_length=int(keys.get("max_target_length", 2048)),

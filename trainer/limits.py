@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ..runs.errors import ExitCode
-from ..runs.spec import RunSpec, format_duration
+from ..runs.spec.run_spec import RunSpec, format_duration
 
 
 @dataclass(frozen=True)

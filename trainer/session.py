@@ -21,12 +21,12 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
-from ..runs import proof, records
-from ..runs import run as names
 from ..runs.errors import ElasticTPUError, Exists, ExitCode, Unreachable
-from ..runs.events import EventLog
-from ..runs.run import Run, local_folder
-from ..runs.status import Status
+from ..runs.record import paths, proof
+from ..runs.record.events import EventLog
+from ..runs.record.run import Run, local_folder
+from ..runs.record.status import Status
+from ..runs.store import records
 from .heartbeat import Heartbeat
 
 _log = logging.getLogger("elastic_tpu.trainer")
@@ -54,7 +54,7 @@ class Attempt:
 
     def __init__(self, run: Run, job: str, newest_proven: int | None) -> None:
         self.run, self.job, self.nonce = run, job, secrets.token_hex(8)
-        self.folder = names.attempts(job)
+        self.folder = paths.attempts(job)
         earlier = patiently(run, self._earlier)
         self.number = max(earlier, default=0) + 1
         body = {

@@ -1,10 +1,10 @@
 """The step as an Airflow operator."""
 
+from ...stages.steps import EVALUATE
 from ..airflow import StageOperator
-from .step import STEP
 
 
 class EvaluateCheckpointOperator(StageOperator):
     """Evaluate the export on held-out data; a gate that does not pass fails the task for good."""
 
-    step = STEP
+    step = EVALUATE

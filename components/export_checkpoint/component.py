@@ -1,4 +1,4 @@
-"""KFP component of this step; what it does is declared in step.py and decided in ../stage.py."""
+"""This step as a KFP component; the step is declared in stages/steps.py."""
 
 from kfp import dsl
 

@@ -1,10 +1,10 @@
 """The step as an Airflow operator."""
 
+from ...stages.steps import EXPORT
 from ..airflow import StageOperator
-from .step import STEP
 
 
 class ExportCheckpointOperator(StageOperator):
     """Export the final, proven checkpoint to a Hugging Face directory."""
 
-    step = STEP
+    step = EXPORT

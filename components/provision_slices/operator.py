@@ -1,10 +1,10 @@
 """The step as an Airflow operator."""
 
+from ...stages.steps import PROVISION
 from ..airflow import StageOperator
-from .step import STEP
 
 
 class ProvisionSlicesOperator(StageOperator):
     """Take the slices of a run and wait until they are ready."""
 
-    step = STEP
+    step = PROVISION

@@ -13,21 +13,24 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
-from ...runs import plan
-from ...runs import run as run_names
 from ...runs.errors import BadInput, ElasticTPUError, Exists, Infrastructure, Problem
-from ...runs.run import Run
-from ...runs.spec import Gke
-from ...runs.verdict import Observation
+from ...runs.judge.verdict import Observation
+from ...runs.record import paths
+from ...runs.record.run import Run
+from ...runs.spec import plan
+from ...runs.spec.run_spec import Gke
 from ..base import Job, ReleaseReport, SliceState
-from . import manifest, names, preflight, state
-from .cluster import Cluster
-from .ending import GONE, Ending
-from .hanging import hanging
-from .observer import Observer, observer_of
-from .ownership import is_ours, lives_on, require_ours
-from .raw import is_being_deleted, phase
-from .record import SlicesRecord
+from . import names
+from .api import preflight
+from .api.cluster import Cluster
+from .api.k8s_json import is_being_deleted, phase
+from .api.observer import Observer, observer_of
+from .deletion import GONE, Ending
+from .manifests import manifest
+from .slices_record import SlicesRecord
+from .status import state
+from .status.ownership import is_ours, lives_on, require_ours
+from .status.stuck_pods import hanging
 
 _AGAIN = 1.0  # seconds until a name that was taken is tried again
 _LOG_LINES = 20
@@ -38,7 +41,7 @@ Waiting = Callable[[str], None]
 
 def open_gke(run: Run) -> GkePlatform:
     """The platform of a run, with the credentials that its spec names."""
-    from .credentials import api_client
+    from .api.credentials import api_client
 
     gke = _section(run)
     observer = observer_of(Cluster(api_client(gke), gke.namespace), gke.interval)
@@ -230,7 +233,7 @@ class GkePlatform:
 
     def _was_refused(self) -> bool:
         """Whether this run never passed the preflight: nothing was made, and its release is not refused once more."""
-        if self._run.store.list(run_names.SLICES):
+        if self._run.store.list(paths.SLICES):
             return False
         try:
             self._ending.get("JobSet", self._run.run_id)

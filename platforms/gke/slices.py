@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from . import names
-from .in_pod import Away, PodApi, Refused
+from .pod_api import Away, PodApi, Refused
 
 _log = logging.getLogger("elastic_tpu.trainer")
 

@@ -12,10 +12,11 @@ import time
 from pathlib import Path
 from typing import Any
 
-from ...runs import proof, records, run
-from ...runs.claim import load_claim
 from ...runs.errors import ElasticTPUError, Exists, ExitCode
-from ...runs.run import Run
+from ...runs.record import paths, proof, run
+from ...runs.record.claim import load_claim
+from ...runs.record.run import Run
+from ...runs.store import records
 from . import relaunch
 from .processes import end_group, spawn_child
 
@@ -111,7 +112,7 @@ class SupervisedJob:
 
     def _claim_state(self) -> str:
         try:
-            return load_claim(self.run.store.read(run.CLAIM).data).state
+            return load_claim(self.run.store.read(paths.CLAIM).data).state
         except ElasticTPUError:
             return "unknown"
 
@@ -126,7 +127,7 @@ class SupervisedJob:
             "time": records.timestamp(),
             "tail": last_words,
         }
-        folder = run.attempts(self.name)
+        folder = paths.attempts(self.name)
         newest = max(run.attempts_of(self.run, self.name), default=0)
         number = next((n for n in range(newest, 0, -1) if self._started(n) == self.process.pid), None)
         if number is None:
@@ -140,7 +141,7 @@ class SupervisedJob:
 
     def _started(self, number: int) -> int | None:
         """The pid of an attempt that has not ended yet."""
-        folder = f"{run.attempts(self.name)}/{number}"
+        folder = f"{paths.attempts(self.name)}/{number}"
         if self.run.read(f"{folder}/exit.json") is not None:
             return None
         started = self.run.read(f"{folder}/started.json")

@@ -14,13 +14,14 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, Literal
 
-from ...runs import records, run
-from ...runs.claim import is_stale, read_claim
 from ...runs.errors import BadInput, Exists, Infrastructure, Problem, Unreachable
-from ...runs.events import EventLog
-from ...runs.run import Run
-from ...runs.spec import format_duration
-from ...runs.verdict import Observation
+from ...runs.judge.verdict import Observation
+from ...runs.record import paths, run
+from ...runs.record.claim import is_stale, read_claim
+from ...runs.record.events import EventLog
+from ...runs.record.run import Run
+from ...runs.spec.run_spec import format_duration
+from ...runs.store import records
 from ..base import Job, ReleaseReport, SliceState
 from .control import ask, control_socket
 from .job import tail
@@ -54,9 +55,9 @@ class LocalPlatform:
         }
         intent |= {"wanted": self._run.spec.slices.count, "slices": [], "pid": None, "started": None}
         try:
-            self._run.store.create(run.SLICES, records.dump(intent))
+            self._run.store.create(paths.SLICES, records.dump(intent))
         except Exists:
-            self._run.store.put(run.SLICES, records.dump(intent))
+            self._run.store.put(paths.SLICES, records.dump(intent))
         for index in range(self._run.spec.slices.count):
             self._events.write("slice.requested", slice=index)
         self._start_supervisor("slices")
@@ -140,7 +141,7 @@ class LocalPlatform:
         number = max(run.attempts_of(self._run, job.name), default=0)
         if number == 0:
             return Observation("absent")
-        ended = self._run.read(f"{run.attempts(job.name)}/{number}/exit.json")
+        ended = self._run.read(f"{paths.attempts(job.name)}/{number}/exit.json")
         if ended is None:
             detail = f"{job.name} died together with its supervisor (attempt {number})"
             return Observation("over", None, detail=detail, evidence={"attempt": number})
@@ -210,7 +211,7 @@ class LocalPlatform:
     def _record(self) -> dict[str, Any] | None:
         """slices.json; a damaged one counts as none, since sockets and pids tell more than it does."""
         try:
-            return self._run.read(run.SLICES)
+            return self._run.read(paths.SLICES)
         except BadInput:
             return None
 
@@ -261,7 +262,7 @@ class LocalPlatform:
         if current.get("state") == "released":
             return
         # The supervisor was killed: its processes went with it, what is left to do is to say so.
-        self._run.store.put(run.SLICES, records.dump({**current, "state": "released", "slices": []}))
+        self._run.store.put(paths.SLICES, records.dump({**current, "state": "released", "slices": []}))
         for index in range(self._run.spec.slices.count):
             self._events.write("slice.released", slice=index, with_supervisor=not existed)
 

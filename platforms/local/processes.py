@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import IO
 
-from ...runs.claim import process_lives
+from ...runs.record.claim import process_lives
 
 _PR_SET_PDEATHSIG = 1
 

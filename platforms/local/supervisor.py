@@ -22,12 +22,13 @@ import time
 from pathlib import Path
 from typing import IO, Any
 
-from ...runs import records, run
-from ...runs.claim import load_claim
 from ...runs.errors import ElasticTPUError, Infrastructure, Unreachable
-from ...runs.events import EventLog
-from ...runs.run import Run, open_run
-from ...runs.status import load_status
+from ...runs.record import paths
+from ...runs.record.claim import load_claim
+from ...runs.record.events import EventLog
+from ...runs.record.run import Run, open_run
+from ...runs.record.status import load_status
+from ...runs.store import records
 from .control import ask, control_socket
 from .job import SupervisedJob
 from .processes import identify
@@ -138,7 +139,7 @@ class Supervisor:
             "slices": self.workers.records() if state != "released" else [],
             "reason": self.ending or "",
         }
-        self.run.store.put(run.SLICES, records.dump(record))
+        self.run.store.put(paths.SLICES, records.dump(record))
 
     def _kill(self, index: int, down: Any, fault: int | None) -> dict[str, Any]:
         if not 0 <= index < self.count:
@@ -156,7 +157,7 @@ class Supervisor:
         if not self._faults or self.job is None or time.monotonic() - self._step_checked < 0.2:
             return
         self._step_checked = time.monotonic()
-        status = load_status(self.run.read(run.STATUS))
+        status = load_status(self.run.read(paths.STATUS))
         if status is None or status.phase not in ("training", "saving"):
             return
         for index in list(self._faults):
@@ -173,7 +174,7 @@ class Supervisor:
             return
         self._claim_checked = time.monotonic()
         try:
-            item = self.run.store.read(run.CLAIM)
+            item = self.run.store.read(paths.CLAIM)
             claim = load_claim(item.data)
             if claim.state == "done":
                 self.end(f"the run is over ({claim.holder} was done)")

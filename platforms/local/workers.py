@@ -10,7 +10,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from ...runs.events import EventLog
+from ...runs.record.events import EventLog
 from .processes import spawn_child
 from .slices import worker_socket
 

@@ -102,8 +102,8 @@ def test_acting_on_a_run_that_nobody_has_driven(make_case: MakeCase) -> None:
     Path(case.uri).mkdir()
     created = command("plan", str(case.spec), "--json")
     assert created.returncode == 0
-    from elastic_tpu.runs.load import read_spec
-    from elastic_tpu.runs.run import create_run
+    from elastic_tpu.runs.record.run import create_run
+    from elastic_tpu.runs.spec.load import read_spec
 
     create_run(read_spec(str(case.spec)))
     _refused(command("cancel", case.uri), "nobody has driven this run")

@@ -6,8 +6,8 @@ import time
 from collections.abc import Callable
 
 import pytest
-from elastic_tpu.runs.claim import is_stale
 from elastic_tpu.runs.errors import ExitCode
+from elastic_tpu.runs.record.claim import is_stale
 from elastic_tpu.tests.support import Case, Launcher, command, expected_state, until
 
 MakeCase = Callable[..., Case]

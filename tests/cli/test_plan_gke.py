@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import yaml
 from elastic_tpu.runs.errors import ExitCode
-from elastic_tpu.runs.load import read_spec
-from elastic_tpu.runs.spec import run_id
+from elastic_tpu.runs.spec.load import read_spec
+from elastic_tpu.runs.spec.run_spec import run_id
 from elastic_tpu.tests.support import command
 from elastic_tpu.tests.tools.small import gke, inputs_in
 

@@ -9,10 +9,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from elastic_tpu.runs.claim import decide_stop
-from elastic_tpu.runs.driver import Driver
 from elastic_tpu.runs.errors import ExitCode
-from elastic_tpu.runs.store import open_store
+from elastic_tpu.runs.record.claim import decide_stop
+from elastic_tpu.runs.record.driver import Driver
+from elastic_tpu.runs.store.open import open_store
 from elastic_tpu.tests.support import COMMAND, Case, Launcher, command, expected_state, lives, until
 
 MakeCase = Callable[..., Case]

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from elastic_tpu.cli.story import line
-from elastic_tpu.runs.events import Event
+from elastic_tpu.runs.record.events import Event
 
 
 @pytest.mark.parametrize(

@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import pytest
 from elastic_tpu.cli.summary import summary
-from elastic_tpu.runs.load import read_spec
-from elastic_tpu.runs.run import create_run
+from elastic_tpu.runs.record.run import create_run
+from elastic_tpu.runs.spec.load import read_spec
 from elastic_tpu.tests.support import Case
 
 

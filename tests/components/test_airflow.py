@@ -15,12 +15,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from elastic_tpu.components import stage
-from elastic_tpu.components.job_stage import JobStage
-from elastic_tpu.components.outcomes import StageResult, error_of
 from elastic_tpu.platforms.local.platform import LocalPlatform
 from elastic_tpu.runs.errors import ExitCode, Unreachable
-from elastic_tpu.runs.verdict import Verdict
+from elastic_tpu.runs.judge.verdict import Verdict
+from elastic_tpu.stages import stage
+from elastic_tpu.stages.job_stage import JobStage
+from elastic_tpu.stages.results import StageResult, error_of
 from elastic_tpu.tests.dags.airflow_home import airflow  # noqa: F401 - a fixture
 from elastic_tpu.tests.support import Case, expected_state, until
 

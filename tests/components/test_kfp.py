@@ -15,10 +15,10 @@ from typing import Any
 import pytest
 from elastic_tpu import __version__
 from elastic_tpu.components import kfp as adapter
-from elastic_tpu.components.stage import StageResult
 from elastic_tpu.pipelines import describe
 from elastic_tpu.runs.errors import ElasticTPUError, ExitCode, HeldByAnother, Infrastructure, Unreachable
-from elastic_tpu.runs.verdict import Verdict
+from elastic_tpu.runs.judge.verdict import Verdict
+from elastic_tpu.stages.results import StageResult
 from elastic_tpu.tests.support import Case, Launcher, expected_state, lives, until
 
 MakeCase = Callable[..., Case]

@@ -16,18 +16,21 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from elastic_tpu.components.patience import patiently
-from elastic_tpu.components.stage import Stage, StageResult, open_stage
-from elastic_tpu.components.steps import STEPS
-from elastic_tpu.platforms.gke import names, raw
-from elastic_tpu.runs import proof, records
-from elastic_tpu.runs import run as run_names
-from elastic_tpu.runs.images import TRAINER_JAX
-from elastic_tpu.runs.result import TrainingResult
-from elastic_tpu.runs.spec import run_id
-from elastic_tpu.runs.status import Status, load_status
-from elastic_tpu.runs.store import open_store
-from elastic_tpu.runs.verdict import Verdict
+from elastic_tpu.platforms.gke import names
+from elastic_tpu.platforms.gke.api import k8s_json
+from elastic_tpu.runs.judge.verdict import Verdict
+from elastic_tpu.runs.record import paths, proof
+from elastic_tpu.runs.record.result import TrainingResult
+from elastic_tpu.runs.record.status import Status, load_status
+from elastic_tpu.runs.spec.images import TRAINER_JAX
+from elastic_tpu.runs.spec.run_spec import run_id
+from elastic_tpu.runs.store import records
+from elastic_tpu.runs.store.open import open_store
+from elastic_tpu.stages.open import open_stage
+from elastic_tpu.stages.results import StageResult
+from elastic_tpu.stages.retry import patiently
+from elastic_tpu.stages.stage import Stage
+from elastic_tpu.stages.steps import STEPS
 from elastic_tpu.tests.controlplane.kubelet import Node, ProcessKubelet
 from elastic_tpu.tests.controlplane.plane import ControlPlane
 from elastic_tpu.tests.controlplane.proxy import ApiProxy
@@ -182,13 +185,13 @@ class ClusterCase(RunDirectory):
         """As if training were over, with no cluster: a proven checkpoint of the last step, and a result."""
         self.do("provision")
         run, step = self.run, 59
-        folder = run_names.checkpoint(step)
+        folder = paths.checkpoint(step)
         run.store.put(f"{folder}/state.json", records.dump({"state": expected_state(step + 1), "step": step}))
         run.store.put(f"{folder}/commit_success.txt", b"ok")
         proven = proof.Proof(step, proof.files_of(run.store, step))
         run.store.put(f"proofs/{step}.json", proven.dump())
         result = TrainingResult(step, run.path(folder), proven.digest, run.spec_hash, 1, 0, 0, 1.0, {}, False)
-        run.store.put(run_names.RESULT, result.dump())
+        run.store.put(paths.RESULT, result.dump())
         return result
 
     def final_state(self) -> str:
@@ -260,7 +263,7 @@ class ClusterCase(RunDirectory):
         over = [
             job["metadata"]["uid"]
             for job in jobs
-            if raw.holds(job, "Complete") and "ttlSecondsAfterFinished" in job["spec"]
+            if k8s_json.holds(job, "Complete") and "ttlSecondsAfterFinished" in job["spec"]
         ]
         kept = {*over, *(p["metadata"]["uid"] for p in pods if p["metadata"]["ownerReferences"][0]["uid"] in over)}
         left = [item for item in [*self.get("jobsets"), *jobs, *pods] if item["metadata"]["uid"] not in kept]

@@ -11,11 +11,12 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import kubernetes
-from elastic_tpu.platforms.gke import manifest, names
-from elastic_tpu.platforms.gke.in_pod import PodApi
+from elastic_tpu.platforms.gke import names
+from elastic_tpu.platforms.gke.manifests import manifest
+from elastic_tpu.platforms.gke.pod_api import PodApi
 from elastic_tpu.platforms.gke.slices import GkeSlices
-from elastic_tpu.runs.load import check
-from elastic_tpu.runs.plan import make_plan
+from elastic_tpu.runs.spec.load import check
+from elastic_tpu.runs.spec.plan import make_plan
 from elastic_tpu.tests.controlplane.plane import ControlPlane
 from elastic_tpu.tests.tools import small
 

@@ -20,13 +20,13 @@ import yaml
 from elastic_tpu.platforms.gke import names
 from elastic_tpu.platforms.local import worker
 from elastic_tpu.platforms.local.slices import runtime_folder, worker_socket
-from elastic_tpu.runs.events import Event
-from elastic_tpu.runs.status import Status
+from elastic_tpu.runs.record.events import Event
+from elastic_tpu.runs.record.status import Status
 from elastic_tpu.tests.controlplane.cases import TAG, ClusterCase, Json
 from elastic_tpu.tests.controlplane.kubelet import ProcessKubelet
 from elastic_tpu.tests.controlplane.plane import ControlPlane
 from elastic_tpu.tests.support import Launcher, until
-from elastic_tpu.trainer.hardware import SIMULATED
+from elastic_tpu.trainer.training.hardware import SIMULATED
 
 SLICES, VMS = 3, 4
 UNNOTICED = 30  # steps of 0.2 s that training may go on meanwhile: heartbeat, kubectl, the pod's end

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 from elastic_tpu.cli.main import app
-from elastic_tpu.platforms.gke import names, state
+from elastic_tpu.platforms.gke import names
+from elastic_tpu.platforms.gke.status import state
 from elastic_tpu.runs.errors import ExitCode
 from elastic_tpu.tests.support import Launcher, until
 from typer.testing import CliRunner

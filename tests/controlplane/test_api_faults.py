@@ -19,8 +19,8 @@ from elastic_tpu.tests.support import command, until
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from elastic_tpu.components.stage import Stage
-    from elastic_tpu.runs.verdict import Verdict
+    from elastic_tpu.runs.judge.verdict import Verdict
+    from elastic_tpu.stages.stage import Stage
     from elastic_tpu.tests.controlplane.cases import ClusterCase
     from elastic_tpu.tests.controlplane.proxy import ApiProxy
 
@@ -31,13 +31,13 @@ ALWAYS = {"times": 0}
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Calls are given up in a moment, so that a server is away in half a second as it is in 30 by default."""
     import urllib3
-    from elastic_tpu.platforms.gke.cluster import RETRIES, Cluster
+    from elastic_tpu.platforms.gke.api.cluster import RETRIES, Cluster
 
     defaults = Cluster.__init__.__kwdefaults__
     monkeypatch.setitem(defaults, "retries", RETRIES.new(backoff_factor=0.02, backoff_jitter=0.0))
     monkeypatch.setitem(defaults, "timeout", urllib3.Timeout(connect=5.0, read=1.0))
     monkeypatch.setitem(defaults, "pauses", (0.05, 0.05))
-    monkeypatch.setattr("elastic_tpu.platforms.gke.ending._LOOK", 0.1)
+    monkeypatch.setattr("elastic_tpu.platforms.gke.deletion._LOOK", 0.1)
 
 
 @pytest.fixture

@@ -14,14 +14,14 @@ import kubernetes
 import pytest
 import urllib3
 import yaml
-from elastic_tpu.platforms.gke import cluster as calls
-from elastic_tpu.platforms.gke.api_errors import BeingDeleted
-from elastic_tpu.platforms.gke.cluster import PAUSES, RETRIES, Cluster
-from elastic_tpu.platforms.gke.credentials import connect, surroundings
-from elastic_tpu.platforms.gke.observer import Observer
-from elastic_tpu.platforms.gke.preflight import LAUNCHER, TRAINER
+from elastic_tpu.platforms.gke.api import cluster as calls
+from elastic_tpu.platforms.gke.api.cluster import PAUSES, RETRIES, Cluster
+from elastic_tpu.platforms.gke.api.credentials import connect, surroundings
+from elastic_tpu.platforms.gke.api.errors import BeingDeleted
+from elastic_tpu.platforms.gke.api.observer import Observer
+from elastic_tpu.platforms.gke.api.preflight import LAUNCHER, TRAINER
 from elastic_tpu.runs.errors import BadInput, Changed, Exists, Unreachable
-from elastic_tpu.runs.spec import Gke
+from elastic_tpu.runs.spec.run_spec import Gke
 from elastic_tpu.tests.controlplane.plane import RBAC, ControlPlane
 from elastic_tpu.tests.controlplane.proxy import ApiFault, ApiProxy
 from elastic_tpu.tests.support import until

@@ -6,12 +6,13 @@ from datetime import timedelta
 from typing import TYPE_CHECKING
 
 import pytest
-from elastic_tpu.platforms.gke import names, state
+from elastic_tpu.platforms.gke import names
+from elastic_tpu.platforms.gke.status import state
 from elastic_tpu.runs.errors import ExitCode
 from elastic_tpu.tests.support import expected_state, until
 
 if TYPE_CHECKING:
-    from elastic_tpu.components.stage import Stage
+    from elastic_tpu.stages.stage import Stage
     from elastic_tpu.tests.controlplane.cases import ClusterCase
 
 

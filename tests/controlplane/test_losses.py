@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from elastic_tpu.platforms.gke import names, state, worker
+from elastic_tpu.platforms.gke import names
+from elastic_tpu.platforms.gke.manifests import worker
+from elastic_tpu.platforms.gke.status import state
 from elastic_tpu.runs.errors import ExitCode
 from elastic_tpu.tests.support import expected_state, until
 

@@ -11,17 +11,18 @@ import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from elastic_tpu.platforms.gke import manifest, names
-from elastic_tpu.runs.driver import stop_by_person
+from elastic_tpu.platforms.gke import names
+from elastic_tpu.platforms.gke.manifests import manifest
 from elastic_tpu.runs.errors import BadInput, ElasticTPUError, EndedOnRequest, ExitCode, LimitSpent
-from elastic_tpu.runs.store import open_store
+from elastic_tpu.runs.record.driver import stop_by_person
+from elastic_tpu.runs.store.open import open_store
 from elastic_tpu.tests.support import Launcher, command, expected_state, until
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from elastic_tpu.components.stage import Stage
-    from elastic_tpu.runs.verdict import Verdict
+    from elastic_tpu.runs.judge.verdict import Verdict
+    from elastic_tpu.stages.stage import Stage
     from elastic_tpu.tests.controlplane.cases import ClusterCase
 
 SLOW, FAST = ["--step-seconds", "0.2"], ["--step-seconds", "0.01"]
@@ -36,10 +37,10 @@ VERBS = (
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """A right that is missing is not asked for again, and what is being deleted is looked at often."""
-    from elastic_tpu.platforms.gke.cluster import Cluster
+    from elastic_tpu.platforms.gke.api.cluster import Cluster
 
     monkeypatch.setitem(Cluster.__init__.__kwdefaults__, "pauses", ())
-    monkeypatch.setattr("elastic_tpu.platforms.gke.ending._LOOK", 0.1)
+    monkeypatch.setattr("elastic_tpu.platforms.gke.deletion._LOOK", 0.1)
 
 
 def phase_is(stage: Stage, phase: str) -> Verdict:

@@ -11,9 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from elastic_tpu.components.provision_slices.step import STEP as PROVISION
-from elastic_tpu.components.stage import open_stage
-from elastic_tpu.components.train_elastic.step import STEP as TRAIN
+from elastic_tpu.stages.open import open_stage
+from elastic_tpu.stages.steps import PROVISION, TRAIN
 from elastic_tpu.tests.support import Case, until
 
 MakeCase = Callable[..., Case]

@@ -15,12 +15,12 @@ from typing import Any
 import numpy as np
 import pytest
 from elastic_tpu.platforms.local.platform import LocalPlatform
-from elastic_tpu.runs import run as names
-from elastic_tpu.runs.driver import Driver
-from elastic_tpu.runs.events import Event, EventReader
-from elastic_tpu.runs.load import check
-from elastic_tpu.runs.run import Run, create_run
-from elastic_tpu.runs.status import Status, load_status
+from elastic_tpu.runs.record import paths
+from elastic_tpu.runs.record.driver import Driver
+from elastic_tpu.runs.record.events import Event, EventReader
+from elastic_tpu.runs.record.run import Run, create_run
+from elastic_tpu.runs.record.status import Status, load_status
+from elastic_tpu.runs.spec.load import check
 
 ROOT = Path(__file__).parents[2]
 STEPS = 60
@@ -108,7 +108,7 @@ class Scenario:
         return self.trainer.train(self.run)
 
     def status(self) -> Status | None:
-        return load_status(self.run.read(names.STATUS))
+        return load_status(self.run.read(paths.STATUS))
 
     def wait_for_step(self, step: int) -> None:
         """Until a checkpoint of that step, or a later one, has begun to be saved: told at once, not at a heartbeat."""
@@ -129,7 +129,7 @@ class Scenario:
 
     def checkpoint(self, step: int = STEPS - 1) -> dict[str, Any]:
         """Every array of a checkpoint and the state of its data iterator."""
-        return read_checkpoint(Path(self.run.uri) / names.checkpoint(step))
+        return read_checkpoint(Path(self.run.uri) / paths.checkpoint(step))
 
 
 @pytest.fixture
@@ -202,7 +202,7 @@ def wait_for(condition: Callable[[], bool], seconds: float = 120.0) -> None:
 
 def read_checkpoint(folder: Path) -> dict[str, Any]:
     """Every array, by name, and the iterator's JSON."""
-    from elastic_tpu.trainer.arrays import open_arrays, read_tree
+    from elastic_tpu.trainer.checkpoint.arrays import open_arrays, read_tree
 
     tree = read_tree(str(folder))
     content: dict[str, Any] = {

@@ -9,10 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from elastic_tpu.runs import proof
-from elastic_tpu.runs import run as names
 from elastic_tpu.runs.errors import ExitCode
-from elastic_tpu.runs.result import proven_result
+from elastic_tpu.runs.record import paths, proof
+from elastic_tpu.runs.record.result import proven_result
 
 from .conftest import EVERY, STEPS, Scenario, WarmTrainer, differing, tiny_spec, wait_for
 
@@ -23,8 +22,8 @@ Make = Callable[..., Scenario]
 @pytest.fixture(scope="module")
 def uninterrupted(tmp_path_factory: pytest.TempPathFactory, data: Path, trainer: WarmTrainer) -> dict[str, Any]:
     """The final checkpoint of a run that nothing happened to."""
-    from elastic_tpu.runs.load import check
-    from elastic_tpu.runs.run import create_run
+    from elastic_tpu.runs.record.run import create_run
+    from elastic_tpu.runs.spec.load import check
 
     out = tmp_path_factory.mktemp("uninterrupted")
     one = Scenario(create_run(check(tiny_spec(out, data))), trainer)
@@ -116,7 +115,7 @@ def test_a_damaged_newest_checkpoint_is_never_loaded(
     newest = proof.newest_proven(one.run.store)
     assert newest is not None
     assert newest > 2 * EVERY, "a stop saves the step that it comes at"
-    damage(Path(one.run.uri) / names.checkpoint(newest))
+    damage(Path(one.run.uri) / paths.checkpoint(newest))
 
     one.driver.take()
     assert one.train() == 0
@@ -177,7 +176,7 @@ def test_the_end_of_the_data_is_an_early_stop_with_the_last_step_saved(
     assert result is not None, why
     assert result.early_stop
     assert 0 < result.final_step < STEPS - 1
-    assert (Path(one.run.uri) / names.checkpoint(result.final_step)).is_dir()
+    assert (Path(one.run.uri) / paths.checkpoint(result.final_step)).is_dir()
 
 
 def test_unreadable_data_is_no_success(scenario: Make, data: Path, tmp_path: Path) -> None:
@@ -189,14 +188,14 @@ def test_unreadable_data_is_no_success(scenario: Make, data: Path, tmp_path: Pat
     status = one.status()
     assert status is not None
     assert "arquet" in status.reason
-    assert not (Path(one.run.uri) / names.RESULT).exists()
+    assert not (Path(one.run.uri) / paths.RESULT).exists()
 
 
 def test_what_the_run_directory_tells(scenario: Make) -> None:
     """A person or a new process learns the story from small files alone."""
     one = scenario(train={"steps": 12})
     assert one.train() == 0
-    result = json.loads((Path(one.run.uri) / names.RESULT).read_text())
+    result = json.loads((Path(one.run.uri) / paths.RESULT).read_text())
     assert result["final_step"] == 11
     assert result["spec_hash"] == one.run.spec_hash
     proven = [event.step for event in one.events("checkpoint.proven")]
@@ -210,9 +209,9 @@ def test_a_death_after_the_last_save_costs_no_step(scenario: Make, uninterrupted
     """MaxText itself refuses a directory whose last step is saved; the run is complete all the same."""
     one = scenario()
     assert one.train() == 0
-    (Path(one.run.uri) / names.RESULT).unlink()
+    (Path(one.run.uri) / paths.RESULT).unlink()
     if not proven:
-        (Path(one.run.uri) / names.proof(STEPS - 1)).unlink()
+        (Path(one.run.uri) / paths.proof(STEPS - 1)).unlink()
     assert one.train() == 0
     result, why = proven_result(one.run)
     assert result is not None, why

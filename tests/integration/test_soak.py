@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 
 import pytest
-from elastic_tpu.runs.result import proven_result
+from elastic_tpu.runs.record.result import proven_result
 
 from .conftest import EVERY, Scenario, differing, wait_for
 

@@ -13,9 +13,9 @@ from pathlib import Path
 import psutil
 import pytest
 import yaml
-from elastic_tpu.runs.events import EventReader
-from elastic_tpu.runs.result import proven_result
-from elastic_tpu.runs.run import open_run
+from elastic_tpu.runs.record.events import EventReader
+from elastic_tpu.runs.record.result import proven_result
+from elastic_tpu.runs.record.run import open_run
 
 from .conftest import ROOT, tiny_spec, wait_for
 

@@ -8,9 +8,9 @@ import logging
 import os
 import sys
 
-from elastic_tpu.runs.run import open_run
+from elastic_tpu.runs.record.run import open_run
 from elastic_tpu.trainer.session import TrainerSession
-from elastic_tpu.trainer.train import train
+from elastic_tpu.trainer.training.train import train
 
 
 def main() -> None:

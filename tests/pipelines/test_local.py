@@ -13,11 +13,11 @@ from typing import Any
 
 import psutil
 import pytest
-from elastic_tpu.components.notes import Note
+from elastic_tpu.components.step_files import Note
 from elastic_tpu.pipelines.local import LocalPipeline, judge
 from elastic_tpu.runs.errors import ExitCode
-from elastic_tpu.runs.load import read_spec
-from elastic_tpu.runs.run import create_run
+from elastic_tpu.runs.record.run import create_run
+from elastic_tpu.runs.spec.load import read_spec
 from elastic_tpu.tests.support import Case, Launcher, expected_state, lives, until
 
 MakeCase = Callable[..., Case]

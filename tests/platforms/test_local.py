@@ -19,11 +19,11 @@ from elastic_tpu.platforms.local.job import SupervisedJob
 from elastic_tpu.platforms.local.platform import LocalPlatform
 from elastic_tpu.platforms.local.processes import ProcessId
 from elastic_tpu.platforms.local.slices import runtime_folder
-from elastic_tpu.runs import records
-from elastic_tpu.runs.driver import Driver
 from elastic_tpu.runs.errors import BadInput, Infrastructure, Unreachable
-from elastic_tpu.runs.load import read_spec
-from elastic_tpu.runs.run import create_run
+from elastic_tpu.runs.record.driver import Driver
+from elastic_tpu.runs.record.run import create_run
+from elastic_tpu.runs.spec.load import read_spec
+from elastic_tpu.runs.store import records
 from elastic_tpu.tests.support import Case, expected_state, lives, until
 
 MakeCase = Callable[..., Case]

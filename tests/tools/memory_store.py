@@ -6,7 +6,7 @@ from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 
 from elastic_tpu.runs.errors import Changed, Exists, NotFound, Unreachable
-from elastic_tpu.runs.store import Entry, Item
+from elastic_tpu.runs.store.base import Entry, Item
 
 Hook = Callable[[str, Item | None, bytes], None]
 

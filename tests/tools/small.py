@@ -9,11 +9,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from elastic_tpu.runs.images import TRAINER_JAX
-from elastic_tpu.runs.load import check
-from elastic_tpu.runs.run import Run, create_run
-from elastic_tpu.runs.spec import RunSpec
-from elastic_tpu.runs.store import Store
+from elastic_tpu.runs.record.run import Run, create_run
+from elastic_tpu.runs.spec.images import TRAINER_JAX
+from elastic_tpu.runs.spec.load import check
+from elastic_tpu.runs.spec.run_spec import RunSpec
+from elastic_tpu.runs.store.base import Store
 from elastic_tpu.trainer.session import TrainerSession
 
 _DOCUMENT: dict[str, Any] = {

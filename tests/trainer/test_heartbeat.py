@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from elastic_tpu.runs import records
 from elastic_tpu.runs.errors import BadInput, Changed, EndedOnRequest, ExitCode, NotFound, Unreachable
-from elastic_tpu.runs.run import Run
-from elastic_tpu.runs.status import Status, load_status
-from elastic_tpu.runs.store import Item
+from elastic_tpu.runs.record.run import Run
+from elastic_tpu.runs.record.status import Status, load_status
+from elastic_tpu.runs.store import records
+from elastic_tpu.runs.store.base import Item
 from elastic_tpu.tests.tools.memory_store import MemoryStore, lost_answer
 from elastic_tpu.tests.tools.small import run_at, run_in
 from elastic_tpu.trainer import heartbeat

@@ -13,19 +13,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from elastic_tpu.runs import records
 from elastic_tpu.runs.errors import BadInput, ExitCode, Unreachable
-from elastic_tpu.runs.events import EventReader
-from elastic_tpu.runs.run import Run, open_run
-from elastic_tpu.runs.status import Status
-from elastic_tpu.runs.store import Entry
+from elastic_tpu.runs.record.events import EventReader
+from elastic_tpu.runs.record.run import Run, open_run
+from elastic_tpu.runs.record.status import Status
+from elastic_tpu.runs.store import records
+from elastic_tpu.runs.store.base import Entry
 from elastic_tpu.tests.support import until
 from elastic_tpu.tests.tools.memory_store import MemoryStore, lost_answer
 from elastic_tpu.tests.tools.small import run_at, run_in, session_of
 from elastic_tpu.trainer import session as sessions
 from elastic_tpu.trainer.heartbeat import Stop
-from elastic_tpu.trainer.policy import starts_without_progress
 from elastic_tpu.trainer.session import Attempt
+from elastic_tpu.trainer.training.failure_policy import starts_without_progress
 
 
 def test_attempts_are_numbered_and_remember_what_was_proven() -> None:
@@ -125,7 +125,7 @@ BUFFERED = {**os.environ, "PYTHONUNBUFFERED": ""}
 
 LOG = """
 import os, subprocess, sys, threading
-from elastic_tpu.runs.run import open_run
+from elastic_tpu.runs.record.run import open_run
 from elastic_tpu.trainer.session import Attempt, AttemptLog, leave
 
 run = open_run(sys.argv[1])
@@ -240,7 +240,7 @@ def test_a_stop_with_nothing_to_save_is_told_as_an_end(tmp_path: Path) -> None:
 
 STALL = """
 import sys, threading
-from elastic_tpu.runs.run import open_run
+from elastic_tpu.runs.record.run import open_run
 from elastic_tpu.trainer.session import TrainerSession
 
 session = TrainerSession(open_run(sys.argv[1]))
@@ -263,7 +263,7 @@ def test_the_log_of_a_stalled_trainer_reaches_the_bucket(gcs_bucket: str) -> Non
 
 JOB = """
 import os, signal, sys
-from elastic_tpu.runs.run import open_run
+from elastic_tpu.runs.record.run import open_run
 from elastic_tpu.trainer import jobs
 
 def term():

@@ -14,7 +14,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import tensorstore as ts
-from elastic_tpu.trainer.qwen3 import Architecture
+from elastic_tpu.trainer.export.qwen3 import Architecture
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 E, Q, K, D, M, V = 12, 4, 2, 6, 10, 264
@@ -94,7 +94,7 @@ def write_checkpoint(
     split: int = 2,
 ) -> None:
     """Write arrays by dotted path as a checkpoint, `split` chunks along each axis that divides."""
-    from elastic_tpu.trainer.arrays import kvstore_spec
+    from elastic_tpu.trainer.checkpoint.arrays import kvstore_spec
     from etils import epath
 
     folder = epath.Path(step_dir)

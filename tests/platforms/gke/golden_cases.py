@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from elastic_tpu.runs.images import TRAINER_JAX
+from elastic_tpu.runs.spec.images import TRAINER_JAX
 from elastic_tpu.tests.tools.small import gke
 
 FOLDER = Path(__file__).with_name("golden")

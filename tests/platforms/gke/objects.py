@@ -14,8 +14,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from elastic_tpu.platforms.gke.state import Seen, look, look_job
-from elastic_tpu.runs.verdict import Observation
+from elastic_tpu.platforms.gke.status.state import Seen, look, look_job
+from elastic_tpu.runs.judge.verdict import Observation
 
 Json = dict[str, Any]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from elastic_tpu.platforms.gke.api_errors import Asked, BeingDeleted, Expired, error_of, without_middle
+from elastic_tpu.platforms.gke.api.errors import Asked, BeingDeleted, Expired, error_of, without_middle
 from elastic_tpu.runs.errors import BadInput, Changed, Exists, NotFound, Unreachable
 
 JOBSETS = "jobsets.jobset.x-k8s.io"

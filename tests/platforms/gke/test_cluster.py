@@ -15,9 +15,9 @@ from typing import Any
 import kubernetes
 import pytest
 import urllib3
-from elastic_tpu.platforms.gke.api_errors import BeingDeleted
-from elastic_tpu.platforms.gke.cluster import RETRIES, Cluster, Retries
-from elastic_tpu.platforms.gke.preflight import LAUNCHER, Rule
+from elastic_tpu.platforms.gke.api.cluster import RETRIES, Cluster, Retries
+from elastic_tpu.platforms.gke.api.errors import BeingDeleted
+from elastic_tpu.platforms.gke.api.preflight import LAUNCHER, Rule
 from elastic_tpu.runs.errors import BadInput, Changed, Exists, Unreachable
 from elastic_tpu.tests.platforms.gke.scripted_api import Answer, Request, ScriptedApi, serving, status
 

@@ -19,12 +19,12 @@ import google.cloud
 import kubernetes.config.incluster_config
 import pytest
 import yaml
-from elastic_tpu.platforms.gke import credentials
-from elastic_tpu.platforms.gke.cluster import Cluster
-from elastic_tpu.platforms.gke.credentials import Surroundings, connect, server_of, surroundings
+from elastic_tpu.platforms.gke.api import credentials
+from elastic_tpu.platforms.gke.api.cluster import Cluster
+from elastic_tpu.platforms.gke.api.credentials import Surroundings, connect, server_of, surroundings
 from elastic_tpu.runs.errors import BadInput, Unreachable
-from elastic_tpu.runs.spec import Gke
-from elastic_tpu.runs.store import open_store
+from elastic_tpu.runs.spec.run_spec import Gke
+from elastic_tpu.runs.store.open import open_store
 from elastic_tpu.tests.platforms.gke.scripted_api import Answer, Request, ScriptedApi, serving, status
 from elastic_tpu.tests.support import command
 from elastic_tpu.tests.tools.small import gke

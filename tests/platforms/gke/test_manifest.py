@@ -12,12 +12,13 @@ import jsonschema
 import pytest
 import yaml
 from elastic_tpu.platforms.base import Job
-from elastic_tpu.platforms.gke import manifest, names
-from elastic_tpu.runs import patch_rules
-from elastic_tpu.runs.images import TRAINER_JAX
-from elastic_tpu.runs.load import check
-from elastic_tpu.runs.plan import make_plan
-from elastic_tpu.runs.spec import RunSpec
+from elastic_tpu.platforms.gke import names
+from elastic_tpu.platforms.gke.manifests import manifest
+from elastic_tpu.runs.spec import patch_rules
+from elastic_tpu.runs.spec.images import TRAINER_JAX
+from elastic_tpu.runs.spec.load import check
+from elastic_tpu.runs.spec.plan import make_plan
+from elastic_tpu.runs.spec.run_spec import RunSpec
 from elastic_tpu.tests.controlplane import binaries
 from elastic_tpu.tests.platforms.gke.golden_cases import FOLDER, GOLDEN
 from elastic_tpu.tests.tools.small import gke

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
-from elastic_tpu.platforms.gke.observer import Observer, observer_of, trim
+from elastic_tpu.platforms.gke.api.observer import Observer, observer_of, trim
 from elastic_tpu.runs.errors import Unreachable
 
 Json = dict[str, Any]

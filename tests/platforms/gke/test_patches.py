@@ -7,11 +7,11 @@ import json
 from typing import Any
 
 import pytest
-from elastic_tpu.platforms.gke import manifest
-from elastic_tpu.platforms.gke.patches import merge
+from elastic_tpu.platforms.gke.manifests import manifest
+from elastic_tpu.platforms.gke.manifests.patches import merge
 from elastic_tpu.runs.errors import BadInput
-from elastic_tpu.runs.load import check
-from elastic_tpu.runs.plan import make_plan
+from elastic_tpu.runs.spec.load import check
+from elastic_tpu.runs.spec.plan import make_plan
 from elastic_tpu.tests.tools.small import gke
 from hypothesis import given, settings
 from hypothesis import strategies as st

@@ -6,9 +6,10 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from elastic_tpu.platforms.gke import manifest, names
-from elastic_tpu.runs.load import check
-from elastic_tpu.runs.plan import make_plan
+from elastic_tpu.platforms.gke import names
+from elastic_tpu.platforms.gke.manifests import manifest
+from elastic_tpu.runs.spec.load import check
+from elastic_tpu.runs.spec.plan import make_plan
 from elastic_tpu.tests.platforms.gke.golden_cases import GOLDEN
 
 theirs_module = pytest.importorskip("pathwaysutils.experimental.gke.jobset", reason="pathwaysutils is not installed")

@@ -8,7 +8,7 @@ from typing import Any
 import elastic_tpu
 import pytest
 import yaml
-from elastic_tpu.platforms.gke.preflight import LAUNCHER, TRAINER, Rule, problems
+from elastic_tpu.platforms.gke.api.preflight import LAUNCHER, TRAINER, Rule, problems
 
 RBAC = Path(elastic_tpu.__file__).parent / "deploy" / "rbac.yaml"
 

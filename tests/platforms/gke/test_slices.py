@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from elastic_tpu.platforms.gke.in_pod import Away, PodApi
+from elastic_tpu.platforms.gke.pod_api import Away, PodApi
 from elastic_tpu.platforms.gke.slices import GkeSlices, Seen, Tracked, look
 from elastic_tpu.tests.support import until
 

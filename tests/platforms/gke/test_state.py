@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 from elastic_tpu.platforms.base import SliceState
-from elastic_tpu.platforms.gke.observer import trim
-from elastic_tpu.platforms.gke.state import is_over, look, look_job, needs_detail, stuck, stuck_head
-from elastic_tpu.runs.verdict import Observation, judge
+from elastic_tpu.platforms.gke.api.observer import trim
+from elastic_tpu.platforms.gke.status.state import is_over, look, look_job, needs_detail, stuck, stuck_head
+from elastic_tpu.runs.judge.verdict import Observation, judge
 from elastic_tpu.tests.platforms.gke.objects import Moment, ended, names, recorded
 
 # Each recorded moment: state, exit code, whether JobSet starts it again, slices, whether pods and events are needed.

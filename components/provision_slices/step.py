@@ -1,5 +1,0 @@
-"""Take the slices of a run and wait until they are ready; nothing is bought for a run that is complete."""
-
-from ..stage import SliceStep
-
-STEP = SliceStep("provision")

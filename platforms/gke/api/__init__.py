@@ -1,0 +1,1 @@
+"""The Kubernetes API as we use it: login, calls, errors, and one look an interval for many runs."""

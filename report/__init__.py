@@ -1,0 +1,1 @@
+"""report.html: the story of a run on one page. The only room that uses jinja2 and pygal."""

@@ -1,0 +1,136 @@
+"""Lays a story out as one HTML page: no script, nothing to fetch, readable on a phone, in the dark and on paper.
+
+Jinja2 escapes every text that comes from the run; the page's own policy forbids scripts and the network on top of it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import jinja2
+import yaml
+from markupsafe import Markup
+
+from ..runs.judge.goodput import RECOVERY_PARTS, Recovery
+from .chart import Mark, is_logarithmic, loss_chart
+from .story import Story
+from .timeline import Timeline
+
+_FOLDER = Path(__file__).parent
+_UNITS = ((86400, "d"), (3600, "h"), (60, "min"))
+
+
+def page(story: Story) -> str:
+    """The page, whole."""
+    records, curve = story.records, story.curve
+    marks = [Mark(r.reached, number) for number, r in enumerate(story.goodput.recoveries, start=1)]
+    steps = records.spec.train.steps
+    sizes = {"wide": (940, 320), "narrow": (350, 260)} if curve.finite else {}
+    spec = records.spec.model_dump(mode="json", exclude_none=True)
+    return (
+        _environment()
+        .get_template("page.html")
+        .render(
+            story=story,
+            records=records,
+            plan=records.plan,
+            charts={name: Markup(loss_chart(curve, marks, steps, *size)) for name, size in sizes.items()},
+            logarithmic=bool(sizes) and is_logarithmic(curve),
+            ticks=_ticks(story.timeline) if story.timeline else [],
+            parts=RECOVERY_PARTS,
+            kinds=sorted(story.goodput.seconds_by_kind.items(), key=lambda pair: (pair[0] != "training", -pair[1])),
+            metrics=_flat(records.evaluation["metrics"]) if records.evaluation else [],
+            spec_text=yaml.safe_dump(spec, sort_keys=False, allow_unicode=True),
+            spec_hash=records.spec.hash(),
+            style=Markup((_FOLDER / "page.css").read_text(encoding="utf-8")),
+        )
+    )
+
+
+def _environment() -> jinja2.Environment:
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(_FOLDER),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters |= {
+        "time": show_time,
+        "seconds": show_seconds,
+        "number": show_number,
+        "size": show_size,
+        "words": lambda name: str(name).replace("_", " "),
+        "whole": _whole_seconds,
+    }
+    environment.globals["share"] = _share
+    return environment
+
+
+def show_time(when: datetime | None) -> str:
+    """UTC, to the second: the head of the page says that all times are UTC."""
+    return "" if when is None else when.astimezone(UTC).strftime("%Y-%m-%d %H:%M:%S")
+
+
+def show_seconds(seconds: float) -> str:
+    """3.1 s, 4 min 12 s, 2 h 5 min, 3 d 4 h."""
+    if seconds < 60:
+        return f"{seconds:.1f} s" if round(seconds, 1) < 60 else "1 min"
+    left = round(seconds)
+    for index, (size, unit) in enumerate(_UNITS):
+        if left >= size:
+            count, rest = divmod(left, size)
+            below, name = (*_UNITS, (1, "s"))[index + 1]
+            return f"{count} {unit}" + (f" {rest // below} {name}" if rest // below else "")
+    return f"{left} s"
+
+
+def show_number(value: object) -> str:
+    """Four significant digits of a fraction, all of a whole number, and any other value as it is."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return "" if value is None else str(value)
+    if not math.isfinite(value):
+        return str(value)
+    return f"{value:,}" if isinstance(value, int) else f"{value:.4f}" if 0.001 <= abs(value) < 1e4 else f"{value:.4g}"
+
+
+def show_size(count: float) -> str:
+    """Bytes in binary units."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if count < 1024:
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1024
+    return f"{count:.1f} TiB"
+
+
+def _whole_seconds(recovery: Recovery) -> float:
+    return sum(recovery.seconds.values())
+
+
+def _share(part: float, whole: float) -> str:
+    """Per cent for a style, whatever the numbers."""
+    return f"{100 * min(1.0, max(0.0, part / whole)):.3f}" if whole > 0 else "0"
+
+
+def _ticks(timeline: Timeline) -> list[str]:
+    """Labels of a time axis: begin, quarters, end; with the date where the day is another than before."""
+    length = timeline.end - timeline.begin
+    times = [(timeline.begin + length * quarter / 4).astimezone(UTC) for quarter in range(5)]
+    many_days = times[0].date() != times[-1].date()
+    clock = "%H:%M:%S" if length.total_seconds() < 7200 else "%H:%M"
+    return [when.strftime(f"%d %b {clock}" if many_days else clock) for when in times]
+
+
+def _flat(metrics: Any, prefix: str = "") -> Sequence[tuple[str, object]]:
+    """Nested metrics as dotted names; what is no single value is left out."""
+    found: list[tuple[str, object]] = []
+    for name, value in metrics.items():
+        if isinstance(value, dict):
+            found += _flat(value, f"{prefix}{name}.")
+        elif isinstance(value, (int, float, str)):
+            found.append((f"{prefix}{name}", value))
+    return found

@@ -1,0 +1,252 @@
+"""What a run's records amount to, for a person who wants to know what happened: pure, from `Records` to a `Story`.
+
+The page only lays a story out; every figure and every judgement in it is made here or in the module that owns it
+(goodput, gate, proof).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Literal
+
+from ..runs.errors import ExitCode
+from ..runs.judge import goodput
+from ..runs.judge.goodput import Goodput
+from ..runs.record.claim import is_stale
+from ..runs.record.events import Event, is_simulated
+from ..runs.record.loss_log import Loss
+from ..runs.record.result import TrainingResult
+from ..runs.spec.run_spec import format_duration
+from .run_records import Attempt, Records, meaning_of
+from .timeline import Timeline, timeline
+
+State = Literal["complete", "live", "stopped", "failed", "idle"]
+
+_SILENT = {"local": 30.0, "gke": 300.0}  # seconds without a heartbeat: many beats
+
+
+@dataclass(frozen=True)
+class Headline:
+    """Where the run is, in one line."""
+
+    state: State
+    text: str
+
+
+@dataclass(frozen=True)
+class Curve:
+    """Losses as lines: one of the steps that count, and those of steps whose work was lost and done again."""
+
+    kept: tuple[Loss, ...]
+    repeated: tuple[tuple[Loss, ...], ...]
+
+    @property
+    def finite(self) -> list[Loss]:
+        """The losses that count and are numbers, by step."""
+        return [p for p in self.kept if p.loss is not None]
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A checkpoint that was saved: what became of it, and its proof.
+
+    `state`: kept = on storage with the names and sizes that were proven; removed = proven, then removed by retention;
+    differs = on storage, and not what was proven; unproven; rejected = set aside. `size` in bytes.
+    """
+
+    step: int
+    state: Literal["kept", "removed", "differs", "unproven", "rejected"]
+    saved: datetime | None
+    proven: datetime | None
+    files: int | None
+    size: int | None
+    digest: str
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Story:
+    """A run, told. `simulated`: its slices were, so that no figure is one of TPUs."""
+
+    records: Records
+    headline: Headline
+    simulated: bool
+    curve: Curve
+    goodput: Goodput
+    recovering: Event | None
+    timeline: Timeline | None
+    checkpoints: tuple[Checkpoint, ...]
+
+
+def tell(records: Records) -> Story:
+    """The story of a run, finished or not."""
+    spent = account(records)
+    return Story(
+        records=records,
+        headline=headline(records),
+        simulated=is_simulated(records.spec.platform, records.events),
+        curve=curve(records.losses),
+        goodput=spent,
+        recovering=_recovering(records),
+        timeline=timeline(records.events, _ends(records.attempts), end_of(records)),
+        checkpoints=checkpoints(records),
+    )
+
+
+def account(records: Records) -> Goodput:
+    """How the time was spent: as the result says, or as the events say until now or until training ended.
+
+    A stretch of training that still goes on, or ended without last words, stands in no event yet; the heartbeat has it.
+    """
+    result, status = records.result, records.status
+    if result is not None:
+        kinds = result.seconds_by_kind
+        found = tuple(goodput.recoveries(records.events))
+        return Goodput(sum(kinds.values()), kinds.get("training", 0.0), kinds, found)
+    events, end = list(records.events), _end_of_training(records)
+    last = _last(events, "train.first_step", "recovery.finished", "recovery.started", "train.stopped")
+    if status and status.step >= 0 and last and last.kind in ("train.first_step", "recovery.finished"):
+        open_stretch = {"trained_seconds": status.trained_seconds}
+        events.append(Event(end, "report", "train.stopped", status.attempt, status.step, open_stretch))
+    return goodput.measure(events, end)
+
+
+def curve(losses: Sequence[Loss]) -> Curve:
+    """Losses in the order in which they were measured as lines; a step that comes a second time makes the first lost.
+
+    A lost line begins at the last point that counts, so that it hangs on to the curve.
+    """
+    stretches: list[list[Loss]] = []
+    for point in losses:
+        if not stretches or point.step <= stretches[-1][-1].step:
+            stretches.append([])
+        stretches[-1].append(point)
+    kept: list[Loss] = []
+    repeated: list[tuple[Loss, ...]] = []
+    again: float = float("inf")
+    for stretch in reversed(stretches):
+        counts = [p for p in stretch if p.step < again]
+        lost = [p for p in stretch if p.step >= again]
+        again = min(again, stretch[0].step)
+        kept = counts + kept
+        if lost:
+            repeated.insert(0, tuple(counts[-1:] + lost))
+    return Curve(tuple(kept), tuple(repeated))
+
+
+def headline(records: Records) -> Headline:
+    """Where the run is and how it ended, from what proves it first and from the trainer's own word second."""
+    if records.result is not None:
+        return _after_training(records, records.result)
+    status, spec = records.status, records.spec
+    died = next((a for a in reversed(records.attempts) if a.job == "train"), None)
+    if status is None:
+        if died is not None and died.code:
+            return Headline("failed", f"The trainer did not start: {_ending(died)}")
+        return Headline("idle", "Training has not started")
+    where = f"step {status.step + 1} of {spec.train.steps}"
+    if status.phase == "ended":
+        reason = f": {status.reason}" if status.reason else ""
+        if status.exit == ExitCode.ENDED_ON_REQUEST:
+            return Headline("stopped", f"Stopped on request after {where}{reason}")
+        code = f"exit code {status.exit} ({meaning_of(status.exit)})"
+        return Headline("failed", f"Ended after {where} with {code}{reason}")
+    silence = (records.now - (records.seen or records.now)).total_seconds()
+    if silence > _SILENT[spec.platform]:
+        last = f"the last heartbeat, {format_duration(round(silence))} ago, said {status.phase}"
+        return Headline("failed", f"Not running: {last} after {where}")
+    reason = f" ({status.reason})" if status.reason else ""
+    return Headline("live", f"{status.phase.capitalize()}, {where} done{reason}")
+
+
+def _after_training(records: Records, result: TrainingResult) -> Headline:
+    spec, trained = records.spec, f"Trained: step {result.final_step} is proven"
+    for job, wanted, there in (
+        ("export", spec.export, records.manifest is not None),
+        ("evaluate", spec.evaluate, records.evaluation is not None),
+    ):
+        if wanted and not there:
+            newest = next((a for a in reversed(records.attempts) if a.job == job), None)
+            if newest is not None and newest.code:
+                return Headline("failed", f"{trained}, but {job} failed: {_ending(newest)}")
+            goes_on = records.claim is not None and records.claim.claim.state == "held"
+            if goes_on and records.claim is not None and not is_stale(records.claim, records.now):
+                return Headline("live", f"{trained}; {job} is next or under way")
+            return Headline("stopped", f"{trained}; {job} has not been done")
+    gate = records.gate
+    if gate is not None and gate.outcome == "failed":
+        return Headline("failed", f"{trained}, but the gate did not pass")
+    if gate is not None and gate.outcome == "invalid":
+        return Headline("failed", f"{trained}, but the evaluation contradicts itself")
+    passed = ", the gate passed" if gate is not None and gate.lines else ""
+    return Headline("complete", f"Complete: step {result.final_step} is proven{passed}")
+
+
+def _ending(attempt: Attempt) -> str:
+    return f"exit code {attempt.code} ({attempt.meaning})" + (f", {attempt.reason}" if attempt.reason else "")
+
+
+def checkpoints(records: Records) -> tuple[Checkpoint, ...]:
+    """Every checkpoint that was saved, newest first, compared by names and sizes with its proof."""
+    proofs, sizes = records.proofs or {}, records.sizes or {}
+    told = {kind: _by_step(records.events, kind) for kind in ("saved", "proven", "rejected")}
+    found = []
+    for step in sorted({*proofs, *sizes, *(s for steps in told.values() for s in steps)}, reverse=True):
+        saved, proven, rejected = (told[kind].get(step) for kind in ("saved", "proven", "rejected"))
+        proof, there = proofs.get(step), sizes.get(step)
+        state: Literal["kept", "removed", "differs", "unproven", "rejected"] = "unproven"
+        note = ""
+        if rejected is not None and (saved is None or rejected.time >= saved.time):
+            state, note = "rejected", "; ".join(map(str, rejected.data.get("why", ())))
+        elif there and proof:
+            same = dict(there) == {name: file.size for name, file in proof.files.items()}
+            state = "kept" if same else "differs"
+            note = "" if same else "not the names and sizes that were proven; see `elastic-tpu verify`"
+        elif not there and (proof or proven):
+            state = "removed"
+        files = len(proof.files) if proof else proven.data.get("files") if proven else None
+        size = sum(file.size for file in proof.files.values()) if proof else sum(there.values()) if there else None
+        digest = proof.digest if proof else str(proven.data.get("digest", "")) if proven else ""
+        times = (saved.time if saved else None, proven.time if proven else None)
+        found.append(Checkpoint(step, state, *times, files if isinstance(files, int) else None, size, digest, note))
+    return tuple(found)
+
+
+def _by_step(events: Sequence[Event], kind: str) -> dict[int, Event]:
+    return {e.step: e for e in events if e.kind == f"checkpoint.{kind}" and e.step is not None}
+
+
+def _recovering(records: Records) -> Event | None:
+    """A recovery that has begun and not finished."""
+    last = _last(records.events, "recovery.started", "recovery.finished", "train.first_step", "train.stopped")
+    return last if last is not None and last.kind == "recovery.started" else None
+
+
+def _last(events: Sequence[Event], *kinds: str) -> Event | None:
+    return next((e for e in reversed(events) if e.kind in kinds), None)
+
+
+def _ends(attempts: Sequence[Attempt]) -> dict[tuple[str, int], datetime]:
+    return {(a.job, a.number): a.ended for a in attempts if a.ended is not None}
+
+
+def _end_of_training(records: Records) -> datetime:
+    """When training was last known to go on: now, unless it ended or fell silent."""
+    status, seen = records.status, records.seen
+    last = max((e.time for e in records.events if e.writer == "trainer"), default=records.now)
+    if status is None or seen is None:
+        return records.now
+    if status.phase == "ended":
+        return last
+    silent = (records.now - seen) > timedelta(seconds=_SILENT[records.spec.platform])
+    return max(last, seen) if silent else records.now
+
+
+def end_of(records: Records) -> datetime:
+    """Where the time axis ends: now, or with the last event of a run that is over."""
+    last = max((e.time for e in records.events), default=records.now)
+    if records.claim is None or records.claim.claim.state == "done" or is_stale(records.claim, records.now):
+        return max([last, *(a.ended for a in records.attempts if a.ended is not None)])
+    return max(last, records.now)

@@ -1,0 +1,29 @@
+"""Where each file of a run lives, below its run directory."""
+
+from __future__ import annotations
+
+SPEC = "spec.yaml"
+CLAIM = "claim.json"
+SLICES = "slices.json"
+STATUS = "status.json"
+RESULT = "result.json"
+
+
+def attempts(job: str) -> str:
+    """Folder of a job's attempts; training's stand at the top of the run directory."""
+    return "attempts" if job == "train" else f"jobs/{job}"
+
+
+def checkpoint(step: int) -> str:
+    """Folder of a checkpoint, below the run."""
+    return f"checkpoints/{step}"
+
+
+def proof(step: int) -> str:
+    """Proof of a checkpoint."""
+    return f"proofs/{step}.json"
+
+
+def export(step: int) -> str:
+    """Folder of an exported model."""
+    return f"export/{step}"

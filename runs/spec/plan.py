@@ -1,0 +1,244 @@
+"""What a spec amounts to, worked out with no side effect and without JAX: hardware, memory, MaxText overrides, cost.
+
+What is refused (fields that are right alone and wrong together) is in contradictions.py; this is what `elastic-tpu
+plan` prints and what the trainer and the platform act on.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from . import maxtext_config, tpu
+from .run_spec import RunSpec
+
+# Data sets that MaxText makes itself.
+NOT_FILES = ("synthetic",)
+
+# A checkpoint above this size goes through Pathways' persistence service instead of the head's memory.
+PERSISTENCE_ABOVE_GIB = 6.7
+
+# A suffix may be followed by a shard (`x.array_record-00000-of-00008`, `x.parquet*`), not by another suffix.
+_SUFFIX = re.compile(r"\.(parquet|array_?record)(?![\w.])")
+_GIB = 2.0**30
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Bytes of one copy of the train state, in GiB."""
+
+    parameters: int
+    parameters_gib: float
+    optimizer_gib: float
+    checkpoint_gib: float
+    per_device_gib: float | None
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What will be taken, set and spent. Slice-hours count every slice for the whole limit: an upper bound."""
+
+    run_id: str
+    uri: str
+    spec_hash: str
+    platform: str
+    slices: int
+    minimum: int
+    shape: tpu.SliceShape
+    chips: int
+    vms: int
+    devices: int
+    global_batch: int
+    memory: Memory | None
+    persistence: bool
+    persistence_reason: str
+    overrides: Mapping[str, Any]
+    slice_hours: Mapping[str, float]
+    notes: tuple[str, ...]
+
+    def record(self) -> dict[str, Any]:
+        """As plain data."""
+        return asdict(self)
+
+
+def data_kind(pattern: str) -> tuple[str, str]:
+    """MaxText's (dataset_type, grain_file_type) for a file pattern; unknown suffixes are Hugging Face's."""
+    if pattern == "synthetic":
+        return "synthetic", ""
+    found = _SUFFIX.search(pattern)
+    return ("grain", found[1].replace("_", "")) if found else ("hf", "")
+
+
+def shape_of(spec: RunSpec) -> tpu.SliceShape:
+    """The hardware of one slice.
+
+    Raises:
+      BadInput: no such slice; the nearest right value is named.
+    """
+    return tpu.resolve_slice(spec.slices.type, spec.slices.machine_type, spec.slices.topology)
+
+
+def colocated_python(spec: RunSpec) -> list[str]:
+    """The MaxText keys in force that need the colocated-Python sidecar beside the workers."""
+    keys = maxtext_config.resolved(spec.model.name, spec.train.maxtext)
+    return [key for key in ("colocated_python_data_input", "colocated_python_checkpointing") if keys.get(key)]
+
+
+def fsdp_ways(keys: Mapping[str, Any], devices: int, slices: int) -> int | None:
+    """Devices that MaxText's fsdp axis spans over all slices; None when the axes do not multiply to what there is."""
+
+    def fill(prefix: str, total: int) -> int | None:
+        axes = {k: int(v) for k, v in keys.items() if re.fullmatch(rf"{prefix}_\w+_parallelism", k) and v is not None}
+        known = 1
+        for value in axes.values():
+            known *= value if value != -1 else 1
+        open_axes = [k for k, v in axes.items() if v == -1]
+        if known == 0 or total % known or (not open_axes and known != total) or len(open_axes) > 1:
+            return None
+        fsdp = axes.get(f"{prefix}_fsdp_parallelism", 1)
+        return total // known if fsdp == -1 else fsdp
+
+    inner = fill("ici", devices)
+    outer = fill("dcn", slices) if slices > 1 else 1
+    return None if inner is None or outer is None else inner * outer
+
+
+def parameter_count(keys: Mapping[str, Any]) -> int | None:
+    """Parameters of a decoder with gated MLP and optional experts, from MaxText's keys; None if a key is missing."""
+    try:
+        emb, layers = int(keys["base_emb_dim"]), int(keys["base_num_decoder_layers"])
+        heads, kv, dim = int(keys["base_num_query_heads"]), int(keys["base_num_kv_heads"]), int(keys["head_dim"])
+        mlp, vocab, experts = int(keys["base_mlp_dim"]), int(keys["vocab_size"]), int(keys.get("num_experts") or 1)
+    except (KeyError, TypeError, ValueError):
+        return None
+    gates = len(keys.get("mlp_activations") or ["silu"])
+    if experts > 1:
+        expert_dim = int(keys.get("base_moe_mlp_dim") or -1)
+        feed_forward = experts * (gates + 1) * emb * (expert_dim if expert_dim > 0 else mlp) + emb * experts
+    else:
+        feed_forward = (gates + 1) * emb * mlp
+    attention = emb * dim * (2 * heads + 2 * kv)
+    norms = 2 * emb + (2 * dim if keys.get("use_qk_norm") else 0)
+    tables = vocab * emb * (1 if keys.get("logits_via_embedding") else 2)
+    return layers * (attention + feed_forward + norms) + tables + emb
+
+
+_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+
+
+def _memory(keys: Mapping[str, Any], shape: tpu.SliceShape, slices: int) -> Memory | None:
+    count = parameter_count(keys)
+    if count is None:
+        return None
+    weight = _BYTES.get(str(keys.get("weight_dtype")), 4)
+    first_moment = _BYTES.get(str(keys.get("mu_dtype") or keys.get("weight_dtype")), 4)
+    moments = {"sgd": 0, "muon": first_moment}.get(str(keys.get("opt_type")), first_moment + weight)
+    parameters, optimizer = count * weight / _GIB, count * moments / _GIB
+    ways = fsdp_ways(keys, shape.devices, slices)
+    per_device = (parameters * 2 + optimizer) / ways if ways else None  # weights, gradients, moments
+    return Memory(count, parameters, optimizer, parameters + optimizer, per_device)
+
+
+def maxtext_overrides(spec: RunSpec) -> dict[str, Any]:
+    """The MaxText keys of this run: the user's, and those that the product sets."""
+    kind, grain = data_kind(spec.data.train)
+    keys: dict[str, Any] = {
+        "run_name": spec.run.name,
+        "base_output_directory": spec.run.output,
+        "model_name": spec.model.name,
+        "tokenizer_path": spec.model.tokenizer,
+        "tokenizer_type": "huggingface",
+        "steps": spec.train.steps,
+        "dataset_type": kind,
+        "train_data_columns": [spec.data.text],
+        "enable_checkpointing": True,
+        "async_checkpointing": True,
+        "checkpoint_period": spec.checkpoint.every,
+        "max_num_checkpoints_to_keep": spec.checkpoint.keep,
+        "save_checkpoint_on_start": True,
+        "save_checkpoint_on_completion": True,
+        "enable_single_controller": True,
+        "elastic_enabled": True,
+        "elastic_backup_kind": "checkpoint",
+        "elastic_min_slice_count": spec.slices.minimum,
+        "elastic_timeout_seconds": max(1, int(spec.patience.wait_for_slices)),
+        "skip_jax_distributed_system": True,
+        "hardware": "cpu" if spec.platform == "local" else "tpu",
+        "enable_goodput_recording": False,
+        "log_config": False,
+    }
+    if kind == "grain":
+        # One worker process would re-import the whole trainer: minutes until the first batch.
+        keys |= {"grain_train_files": spec.data.train, "grain_file_type": grain, "grain_worker_count": 0}
+    elif kind == "hf":
+        keys |= {"hf_path": "json", "hf_train_files": spec.data.train}
+    if spec.platform == "local":
+        keys |= {"attention": "dot_product", "enable_tensorboard": True}
+    changed = maxtext_config.model(spec.model.name)
+    if any(key in changed and changed[key] != value for key, value in spec.train.maxtext.items()):
+        keys["override_model_config"] = True
+    return {**keys, **spec.train.maxtext}
+
+
+def make_plan(spec: RunSpec) -> Plan:
+    """Resolve everything that follows from a checked spec."""
+    shape = shape_of(spec)
+    keys = maxtext_config.resolved(spec.model.name, spec.train.maxtext)
+    memory = _memory(keys, shape, spec.slices.count)
+    devices = shape.devices * spec.slices.count
+    accumulation = int(_number(keys.get("gradient_accumulation_steps")))
+    big = memory is not None and memory.checkpoint_gib > PERSISTENCE_ABOVE_GIB
+    # A launcher need not have MaxText: the service serves a small checkpoint too, a large one is lost without it.
+    persistence = spec.platform == "gke" and (big or memory is None)
+    notes = []
+    if memory is None:
+        notes.append(
+            "memory is not known: MaxText is not installed here (extra [trainer]); the trainer checks at start"
+        )
+    elif shape.hbm_gib_per_chip and memory.per_device_gib and memory.per_device_gib > shape.hbm_gib_per_chip:
+        notes.append(
+            f"state needs {memory.per_device_gib:.1f} GiB a device, a chip has {shape.hbm_gib_per_chip:.0f}: "
+            "use more chips a slice, or shard over slices (dcn_fsdp_parallelism)"
+        )
+    if spec.platform == "gke" and colocated_python(spec):
+        notes.append("with colocated Python a preempted slice is a lost one: Pathways cannot suspend and resume it")
+    if shape.generation == "sim":
+        notes.append("simulated slices: processes of this machine, with CPU devices; figures are not TPU figures")
+    hours = {
+        name: getattr(spec.limits, name) / 3600 * spec.slices.count for name in ("start", "first_step", "total")
+    } | {"wait_for_slices": spec.patience.wait_for_slices / 3600 * spec.slices.count}
+    return Plan(
+        run_id=spec.run_id,
+        uri=spec.uri,
+        spec_hash=spec.hash(),
+        platform=spec.platform,
+        slices=spec.slices.count,
+        minimum=spec.slices.minimum,
+        shape=shape,
+        chips=shape.chips * spec.slices.count,
+        vms=shape.vms * spec.slices.count,
+        devices=devices,
+        global_batch=int(_number(keys.get("per_device_batch_size")) * devices * accumulation),
+        memory=memory,
+        persistence=persistence,
+        persistence_reason=_persistence_reason(memory, big, spec.platform),
+        overrides=maxtext_overrides(spec),
+        slice_hours=hours,
+        notes=tuple(notes),
+    )
+
+
+def _persistence_reason(memory: Memory | None, big: bool, platform: str) -> str:
+    if platform != "gke":
+        return "the local platform has no Pathways service"
+    if memory is None:
+        return f"the size of a checkpoint is not known here, and above {PERSISTENCE_ABOVE_GIB} GiB it must be on"
+    side = "above" if big else "not above"
+    return f"a checkpoint is {memory.checkpoint_gib:.2f} GiB, {side} {PERSISTENCE_ABOVE_GIB} GiB"
+
+
+def _number(value: object) -> float:
+    """A checked override; 1 where MaxText is not installed and nothing was checked."""
+    return float(value) if isinstance(value, (int, float)) else 1.0

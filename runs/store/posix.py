@@ -1,0 +1,209 @@
+"""The store of a run in a folder: a file gets its name only when it is whole, and its time is its generation.
+
+Bytes are written under a hidden name and flushed; then, under the root's lock, the file gets the time of its commit,
+strictly later than the one that it replaces, and is linked (create) or renamed (replace, put) to its own name. A
+process that is killed at any moment leaves the old file or the new one, and at most a hidden one that no listing shows.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import hashlib
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from datetime import UTC, datetime
+from io import BufferedReader
+from pathlib import Path
+
+from ..errors import BadInput, Changed, Exists, NotFound, Unreachable
+from .base import TEMPORARY, Entry, Item, check_name, is_listed, new_id
+
+
+class PosixStore:
+    """A store in a folder, for any number of processes and threads on machines that share the filesystem's locks."""
+
+    def __init__(self, root: Path, *, new_id: Callable[[], str] = new_id) -> None:
+        self._root = root
+        self._new_id = new_id
+
+    @property
+    def uri(self) -> str:
+        return str(self._root)
+
+    def read(self, name: str) -> Item:
+        with self._open(name) as file:
+            # A file is never changed after it got its name, so one descriptor gives bytes and times that agree.
+            return Item(file.read(), *_version(os.fstat(file.fileno())))
+
+    def create(self, name: str, data: bytes) -> str:
+        def commit(temporary: Path, path: Path) -> str:
+            generation = self._stamp(temporary, None)
+            try:
+                os.link(temporary, path)
+            except FileExistsError:
+                raise Exists(f"{self.uri}/{name} exists already") from None
+            return generation
+
+        return self._write(name, data, commit)
+
+    def replace(self, name: str, data: bytes, generation: str) -> str:
+        def commit(temporary: Path, path: Path) -> str:
+            before = _stat(path)
+            self._expect(name, before, generation)
+            written = self._stamp(temporary, before)
+            temporary.rename(path)
+            return written
+
+        return self._write(name, data, commit)
+
+    def put(self, name: str, data: bytes) -> str:
+        def commit(temporary: Path, path: Path) -> str:
+            written = self._stamp(temporary, _stat(path))
+            temporary.rename(path)
+            return written
+
+        return self._write(name, data, commit)
+
+    def list(self, prefix: str = "") -> list[Entry]:
+        folder = prefix.rpartition("/")[0]
+        top = self._path(folder) if folder else self._root
+        entries = []
+        with self._named(prefix):
+            for directory, _, files in os.walk(top, onerror=_raise_unless_gone):
+                for file in files:
+                    path = Path(directory, file)
+                    name = path.relative_to(self._root).as_posix()
+                    if name.startswith(prefix) and is_listed(name) and (stat := _stat(path)):
+                        entries.append(Entry(name, stat.st_size, *_version(stat), digest=None))
+        return sorted(entries, key=lambda entry: entry.name)
+
+    def delete(self, name: str, generation: str | None = None) -> None:
+        path = self._path(name)
+        with self._named(name):
+            if generation is None:
+                with suppress(FileNotFoundError, NotADirectoryError):
+                    path.unlink()
+                return
+            self._expect(name, _stat(path), generation)
+            with self._locked():
+                self._expect(name, _stat(path), generation)
+                path.unlink()
+
+    def digest(self, name: str) -> str:
+        with self._open(name) as file:
+            return f"sha256:{hashlib.file_digest(file, 'sha256').hexdigest()}"
+
+    def now(self) -> datetime:
+        with self._named(""), self._temporary(self._root, b"") as path:
+            return _version(path.stat())[1]
+
+    def _path(self, name: str) -> Path:
+        return self._root / check_name(name)
+
+    @contextmanager
+    def _open(self, name: str) -> Iterator[BufferedReader]:
+        path = self._path(name)
+        with self._named(name):
+            try:
+                with path.open("rb") as file:
+                    yield file
+            except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
+                raise NotFound(f"{self.uri}/{name}: there is no such file") from None
+
+    def _write(self, name: str, data: bytes, commit: Callable[[Path, Path], str]) -> str:
+        """Flush the bytes under a hidden name, then let `commit` give them their own under the lock."""
+        path = self._path(name)
+        with self._named(name), self._temporary(path.parent, data) as temporary, self._locked():
+            return commit(temporary, path)
+
+    @contextmanager
+    def _temporary(self, folder: Path, data: bytes) -> Iterator[Path]:
+        folder.mkdir(parents=True, exist_ok=True)
+        path = folder / (TEMPORARY + self._new_id())
+        try:
+            with path.open("xb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            yield path
+        finally:
+            path.unlink(missing_ok=True)
+
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        """Hold the root's lock: the folder's own descriptor, so that nothing is left behind."""
+        lock = os.open(self._root, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX)
+            except OSError as error:
+                if error.errno != errno.EBADF:
+                    raise
+                # NFS locks only what is open for writing, which a folder never is; there, a hidden file serves.
+                os.close(lock)
+                lock = os.open(self._root / (TEMPORARY + "lock"), os.O_RDWR | os.O_CREAT, 0o666)
+                fcntl.flock(lock, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(lock)
+
+    def _stamp(self, temporary: Path, before: os.stat_result | None) -> str:
+        """Set the time of the commit on a file that has no name yet; strictly later than the file it replaces."""
+        os.utime(temporary)
+        wanted = temporary.stat().st_mtime_ns
+        if before is None:
+            # The kernel's clock ticks every few milliseconds: without this, a file that is deleted and created again
+            # within one tick would get its old generation back.
+            above, wanted = -1, wanted + int(self._new_id()[:8], 16) % 1_000_000
+        else:
+            above = before.st_mtime_ns
+            wanted = max(wanted, above + 1)
+        for step in (0, 10**3, 10**6, 10**9, 2 * 10**9):  # filesystems keep ns, us, ms, s, or pairs of seconds
+            os.utime(temporary, ns=(wanted + step, wanted + step))
+            stat = temporary.stat()
+            if stat.st_mtime_ns > above:
+                break
+        return _version(stat)[0]
+
+    def _expect(self, name: str, stat: os.stat_result | None, generation: str) -> None:
+        found = _version(stat)[0] if stat else None
+        if found != generation:
+            there = "no file" if found is None else found
+            raise Changed(f"{self.uri}/{name}: generation {generation} was expected, {there} is there; read it again")
+
+    @contextmanager
+    def _named(self, name: str) -> Iterator[None]:
+        """Turn what the operating system says into an error that names the file and who must act."""
+        where = f"{self.uri}/{name}".rstrip("/")
+        try:
+            yield
+        except OSError as error:
+            reason = error.strerror or str(error)
+            if isinstance(error, PermissionError) or error.errno == errno.EROFS:
+                raise BadInput(f"{where}: {reason}; give this user the right to read and write there") from error
+            if isinstance(error, (FileExistsError, NotADirectoryError, IsADirectoryError)):
+                raise BadInput(f"{where}: {reason}: a file where a folder should be, or the reverse") from error
+            if error.errno in (errno.ENAMETOOLONG, errno.EINVAL, errno.EILSEQ):
+                raise BadInput(f"{where}: {reason}; choose a shorter or plainer name") from error
+            raise Unreachable(f"{where}: {reason}") from error
+
+
+def _version(stat: os.stat_result) -> tuple[str, datetime]:
+    """Generation and time of last write of a file."""
+    return str(stat.st_mtime_ns), datetime.fromtimestamp(stat.st_mtime_ns // 1000 / 1e6, UTC)
+
+
+def _stat(path: Path) -> os.stat_result | None:
+    try:
+        return path.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+
+
+def _raise_unless_gone(error: OSError) -> None:
+    """A folder that vanishes during a walk is no error; one that cannot be read is: a listing is never partial."""
+    if isinstance(error, (FileNotFoundError, NotADirectoryError)):
+        return
+    raise error

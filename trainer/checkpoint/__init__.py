@@ -1,0 +1,1 @@
+"""A MaxText checkpoint on storage: its tree and its arrays, read without MaxText."""

@@ -1,0 +1,1 @@
+"""`evaluate`: the held-out loss of an exported model."""

@@ -1,0 +1,1 @@
+"""`train`: MaxText's loop, what a failure means, recovery, and proofs of checkpoints."""

@@ -1,0 +1,329 @@
+"""Elastic training: MaxText's own loop inside pathwaysutils' `Manager.elastic_retry`, with our policy around it.
+
+A slice is lost, the step raises, the manager waits for slices, MaxText restores the newest proven checkpoint and goes
+on, all in this process. What an error means is decided in policy.py; what may be restored, in checkpoints.py.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+import traceback
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+from pathwaysutils.elastic.manager import ElasticRuntimeError, Manager, ScaleUpSignalError
+
+from ...runs.errors import BadInput, ElasticTPUError, Infrastructure, LimitSpent, Problem
+from ...runs.record.status import SliceCount
+from ..session import TrainerSession
+from . import failures, maxtext_patches
+from .failure_policy import Budget, Cause, Failure, classify
+from .hardware import Hardware
+from .loss_writer import LossCurve
+from .prover import Prover
+from .recovery import Recovering, StepTimes, after_a_dead_process
+
+_log = logging.getLogger("elastic_tpu.trainer")
+
+
+class ElasticTraining:
+    """One process of training; the hooks that MaxText calls are its methods."""
+
+    def __init__(self, session: TrainerSession, hardware: Hardware, overrides: Mapping[str, Any]) -> None:
+        self._session, self._beat, self._slices = session, session.heartbeat, hardware.slices
+        self._spec, self._hardware = session.run.spec, hardware
+        self._arguments = maxtext_patches.arguments(overrides)
+        self._prover = Prover(session, interval=self._spec.beat / 2)
+        self._losses = LossCurve(session.run, session.attempt.number)
+        self._budget = Budget(self._spec.patience.attempts_without_progress)
+        self._manager = Manager()
+        self._maxtext = maxtext_patches.install(self, self._manager)
+        self._configured: tuple[int, Any, Any] | None = None
+        self._checkpointer: Any = None
+        self._before: Failure | None = None
+        self._times = StepTimes()
+        self._recovering: Recovering | None = after_a_dead_process(session.before)
+        self._proven: int | None = None
+        self._first_of_attempt = True
+        self._completed_at = time.monotonic()
+        self._loss_of: float | None = None
+        self.early_stop = False
+        self._step, self._saved_step = -1, -1  # being done, and last one whose save has begun
+        if self._recovering is not None:
+            self._tell_recovery(session.before.trained_seconds if session.before else 0.0)
+
+    def run(self) -> None:
+        """Train until the last step, the end of the data, or a request to stop. Raises what ended it otherwise."""
+        self._beat.update(phase="waiting", slices=SliceCount(0, self._spec.slices.count))
+        self._beat.wait_until_held()
+        retry = self._manager.elastic_retry(
+            minimum_slice_count=self._spec.slices.minimum,
+            poll_interval=self._hardware.poll_interval,
+            pre_callback=self._slices_ready,
+            on_elastic_event_callback=self._slices_lost,
+            retry_policy=lambda attempt, error: True,  # `_judge` has decided already; only what may go on arrives here
+        )
+        try:
+            retry(self._attempt)()
+        except ElasticRuntimeError as error:
+            raise ElasticTPUError(f"pathwaysutils gave up: {error}") from error
+        finally:
+            self._slices.close()
+            self._losses.close()
+
+    def settle(self) -> int | None:
+        """The newest proven step, with everything newer proven or set aside."""
+        return self._prover.settle()
+
+    def close(self) -> None:
+        """Stop the threads."""
+        self._prover.close()
+
+    @property
+    def trained_seconds(self) -> float:
+        """Wall seconds in steps since the last recovery."""
+        return self._times.total
+
+    # -- around one attempt -----------------------------------------------------------------------------------
+
+    def _slices_ready(self) -> None:
+        active = self._manager.active_slice_indices
+        if self._slices.hold(active) != active:
+            raise jax.errors.JaxRuntimeError("DATA_LOSS: a slice was lost while the slices were taken")
+        now = time.monotonic()
+        if self._recovering is not None:
+            self._recovering.ready = now
+        self._beat.update(phase="restoring", slices=SliceCount(len(active), self._spec.slices.count), reason="")
+        self._proven = self._prover.settle()
+        self._first_of_attempt = True
+        self._times = StepTimes()
+        self.early_stop = False
+        self._step = self._saved_step = -1
+
+    def _attempt(self) -> None:
+        devices = self._manager.active_slice_count
+        if self._proven is not None and self._proven >= self._spec.train.steps - 1:
+            self._beat.update(step=self._proven)  # it was lost after the last save; MaxText refuses such a directory
+            return
+        try:
+            if self._configured is None or self._configured[0] != devices:
+                config, recorder = self._maxtext.initialize(list(self._arguments))
+                self._configured = (devices, config, recorder)
+            self._maxtext.run(self._configured[1], self._configured[2])
+        except ScaleUpSignalError:
+            self._begin_recovery([], f"slices {sorted(self._slices.alive())} are up: going on with more of them")
+            raise
+        except (Exception, SystemExit) as error:
+            self._judge(error)
+
+    def _judge(self, error: BaseException) -> None:
+        """Raise what the error means: DATA_LOSS to go on in this process, anything else to leave the loop."""
+        if (own := failures.own(error)) is not None:
+            raise own
+        step = self._beat.status.step + 1
+        kind, told = failures.telling(error)
+        recovering = self._recovering is not None
+        slices_lost = self._slices.lost(self._hardware.patience)
+        failure = Failure(kind, str(told), step, not self._first_of_attempt, slices_lost, recovering)
+        cause = classify(failure, self._before)
+        self._before = failure
+        _log.warning("step %d failed (%s): %s", step, cause.value, failure.message.partition("\n")[0])
+        if cause is Cause.BUG:
+            traceback.print_exception(error)
+            where = f"at step {step}, with all slices there"
+            raise ElasticTPUError(f"{type(told).__name__} {where}: {failure.message.strip()[:500]}") from error
+        if cause is Cause.INFRASTRUCTURE or not self._spec.recovery:
+            raise Infrastructure(f"{type(told).__name__} at step {step}: {failure.message.strip()[:500]}") from error
+        if not self._budget.note(cause, self._beat.status.proven_step):
+            limit = f"recovery.attempts_without_progress ({self._budget.allowed}) is spent"
+            raise LimitSpent(f"{limit}; the last error was: {failure.message.strip()[:300]}") from error
+        lost = sorted(failure.slices_lost)
+        named = f"slice {', '.join(map(str, lost))} lost"
+        self._begin_recovery(lost, named if lost else f"{cause.value}: {failure.message[:200]}")
+        # The text is all that elastic_retry looks at.
+        raise jax.errors.JaxRuntimeError(f"DATA_LOSS: {failure.message}") from error
+
+    def _begin_recovery(self, lost: list[int], why: str) -> None:
+        now = time.monotonic()
+        reached, again = self._beat.status.step, self._recovering
+        if again is not None:  # once more before the first step was done: still the same recovery
+            again.cause, again.slices = f"{again.cause}; {why}", sorted({*again.slices, *lost})
+            again.training = None
+            return
+        self._recovering = Recovering(why, lost, reached, now, now - self._completed_at, self._times)
+        self._tell_recovery(self._times.total)
+
+    def _tell_recovery(self, trained_seconds: float) -> None:
+        recovering = self._recovering
+        assert recovering is not None
+        number = self._beat.status.recovery + (1 if recovering.in_process else 0)
+        self._beat.update(phase="waiting", recovery=number, reason=recovering.cause)
+        self._session.event(
+            "recovery.started",
+            step=recovering.reached,
+            cause=recovering.cause,
+            slices=recovering.slices,
+            in_process=recovering.in_process,
+            detect=round(recovering.detect, 3),
+            trained_seconds=round(trained_seconds, 3),
+        )
+        self._beat.update(trained_seconds=0.0)  # told; a process that dies now must not tell it again
+
+    def _slices_lost(self) -> None:
+        """After an error that is to be survived: ask for the slices, and let what was being saved end."""
+        self._slices.ask_back(self._slices.lost())
+        alive = SliceCount(len(self._slices.alive()), self._spec.slices.count)
+        checkpointer, self._checkpointer = self._checkpointer, None
+        if checkpointer is not None:
+            self._beat.update(phase="saving", slices=alive)  # a save that hangs is a stall, not a slice that is missing
+            try:
+                checkpointer.wait()
+                checkpointer.close()
+            except Exception as error:  # a save that died with the slice; storage tells what came of it
+                _log.warning("the save that was under way failed: %s", error)
+        self._beat.update(phase="waiting", slices=alive)
+
+    # -- what MaxText calls -----------------------------------------------------------------------------------
+
+    def before_restore(self) -> None:
+        """The fence must hold before anything is read."""
+        self._beat.confirm()
+
+    def after_restore(self) -> None:
+        """Next it compiles."""
+        self._beat.update(phase="compiling")
+
+    def iteration(
+        self,
+        step: int,
+        state: dict[str, Any],
+        variables: dict[str, Any],
+        fixed: dict[str, Any],
+        proceed: Callable[[], Any],
+    ) -> Any:
+        """One step of training."""
+        began = time.monotonic()
+        self._step = step
+        self._checkpointer = variables["checkpoint_manager"]
+        if self._first_of_attempt:
+            self._begin_training(step, variables, fixed, began)
+        self._raise_if_lost(state)
+        if self._beat.stop is not None:
+            fixed["steps"] = step + 1  # the loop ends by itself after this step, and saves
+            self._beat.update(phase="stopping", reason=self._beat.stop.reason)
+        try:
+            metrics = proceed()
+        except self._maxtext.stop_training as stop:
+            return self._data_ended(stop, fixed)
+        if self._first_of_attempt:
+            jax.block_until_ready(metrics)
+        self._raise_if_lost(state)
+        self._completed(step, began)
+        return metrics
+
+    def before_save(self, step: int) -> None:
+        """A zombie must not save."""
+        self._beat.confirm()
+        self._prover.saving(step)
+
+    def saved(self, step: int) -> None:
+        """The prover takes it from here."""
+        self._saved_step = step
+        self._prover.saved(step)
+
+    def declined(self, step: int) -> None:
+        """Nothing was saved under that name."""
+        self._prover.declined(step)
+
+    def may_scale_up(self) -> bool:
+        """More slices are taken only when nothing is lost by it: right after a save, and not at the end."""
+        return self._saved_step in (self._step, self._step - 1) and 0 <= self._saved_step < self._spec.train.steps - 1
+
+    def metrics(self, step: int, scalars: Mapping[str, Any]) -> None:
+        """The loss of a completed step, for the heartbeat and the report."""
+        loss = scalars.get("learning/loss")
+        self._beat.update(loss=None if loss is None else float(loss))
+        self._losses.add(step, float(loss)) if loss is not None else None
+
+    # -- one step ---------------------------------------------------------------------------------------------
+
+    def _begin_training(self, step: int, variables: dict[str, Any], fixed: dict[str, Any], now: float) -> None:
+        expected = 0 if self._proven is None else self._proven + 1
+        if step != expected:
+            raise Infrastructure(f"MaxText starts at step {step}, the newest proven checkpoint was of {expected - 1}")
+        if self._recovering is not None:
+            self._recovering.training, self._recovering.restored = now, step - 1
+        self._session.event("train.restored", step=step - 1) if step else None
+        self._beat.update(phase="training", step=step - 1)
+        _check_first_batch(variables["data_loader"], fixed["config"], self._manager)
+        self._prover.resume()
+
+    def _raise_if_lost(self, state: dict[str, Any]) -> None:
+        lost = self._slices.lost() if self._hardware.simulated else frozenset()
+        if not lost:
+            return
+        for array in jax.tree.leaves(state["state"]):  # nothing may go on from the memory of a slice that is gone
+            if hasattr(array, "delete"):
+                array.delete()
+        raise jax.errors.JaxRuntimeError(f"DATA_LOSS: slice {', '.join(map(str, sorted(lost)))} is gone")
+
+    def _data_ended(self, stop: Exception, fixed: dict[str, Any]) -> None:
+        """MaxText says StopTraining for the end of the data and for a failed read alike; only the first is an end."""
+        if not isinstance(stop.__context__, StopIteration):
+            raise stop.__context__ or stop
+        if self._beat.status.step < 0:
+            raise BadInput([Problem("data.train", self._spec.data.train, "holds too little text for one batch")])
+        _log.warning("the data ended before train.steps: %s", stop)
+        self.early_stop = True
+        fixed["steps"] = 0  # the loop ends, and saves the last step that was done
+
+    def _completed(self, step: int, began: float) -> None:
+        now = time.monotonic()
+        seconds = now - (began if self._first_of_attempt else self._completed_at)
+        self._completed_at = now
+        self._times.add(step, seconds)
+        proven = self._beat.status.proven_step
+        if proven is not None and step % 64 == 0:
+            self._times.forget_until(proven)
+        if self._first_of_attempt:
+            self._first_of_attempt = False
+            self._after_first_step(step, seconds, now)
+            return
+        before = self._beat.status.step_seconds
+        smooth = seconds if before is None else 0.9 * before + 0.1 * seconds
+        eta = round((self._spec.train.steps - step - 1) * smooth, 1)
+        self._beat.update(
+            step=step, step_seconds=round(smooth, 4), eta=eta, trained_seconds=round(self._times.total, 3)
+        )
+        if self._before is not None and step >= self._before.step:
+            self._before = None  # past the step that failed
+
+    def _after_first_step(self, step: int, seconds: float, now: float) -> None:
+        self._beat.update(step=step, step_seconds=None, trained_seconds=round(self._times.total, 3))
+        recovering, self._recovering = self._recovering, None
+        if recovering is None or recovering.reached < 0:
+            self._session.event("train.first_step", step=step, seconds=0.0 if recovering else round(seconds, 3))
+        if recovering is not None:
+            self._session.event("recovery.finished", step=step, **recovering.finished(now))
+
+
+def _check_first_batch(loader: Any, config: Any, manager: Manager) -> None:
+    """The first global batch must have a row for every live device: MaxText 0.2.5 may feed one VM's worth only."""
+    load = loader.load_next_batch
+    devices = sum(len(manager.slice_to_devices[i]) for i in manager.active_slice_indices)
+    expected = int(config.per_device_batch_size * devices * config.gradient_accumulation_steps)
+
+    def checked(*args: Any, **kwargs: Any) -> Any:
+        del loader.load_next_batch  # the class's own again; to assign it would keep the loader in a cycle
+        batch = load(*args, **kwargs)
+        rows = next(iter(batch.values())).shape[0]
+        if rows != expected:
+            raise ElasticTPUError(
+                f"the first global batch has {rows} rows, {devices} devices with per_device_batch_size "
+                f"{config.per_device_batch_size} need {expected}: the data pipeline does not feed every device"
+            )
+        return batch
+
+    loader.load_next_batch = checked
