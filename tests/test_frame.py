@@ -112,7 +112,7 @@ def test_imports_between_rooms_that_are_not_allowed_are_found(tmp_path: Path) ->
         "cli/probe6.py": "import airflow",
         "runs/probe7.py": "from orbax import checkpoint",
     }
-    right = {"trainer/right.py": "import jax\nfrom ..platforms.probe import slices"}
+    right = {"trainer/export/right.py": "import jax\nfrom ...platforms.probe import slices"}
     for name, text in {**wrong, **right}.items():
         (package / name).write_text(text + "\n")
     shutil.copy(ROOT / "pyproject.toml", tmp_path)
@@ -130,7 +130,7 @@ def test_imports_between_rooms_that_are_not_allowed_are_found(tmp_path: Path) ->
         ("runs.probe7", "orbax"),
     ]:
         assert f"elastic_tpu.{importer} -> {imported} (l.1)" in done.stdout
-    assert "trainer.right" not in done.stdout
+    assert "export.right" not in done.stdout
 
 
 # ---- packaging
@@ -151,7 +151,7 @@ def test_the_wheel_holds_the_rooms_and_their_data_and_nothing_else(tmp_path: Pat
     on_disk = {path.relative_to(source) for room in ROOMS for path in (source / room).rglob("*")}
     wanted = {f"elastic_tpu/{path}" for path in on_disk if path.suffix in {".py", ".yaml", ".html", ".css"}}
     assert names == wanted | {"elastic_tpu/__init__.py"}
-    assert "elastic_tpu/runs/tpu_table.yaml" in names
+    assert "elastic_tpu/runs/spec/tpu_table.yaml" in names
 
 
 def lock_lines() -> list[str]:

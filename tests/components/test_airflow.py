@@ -15,10 +15,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from elastic_tpu import components
 from elastic_tpu.platforms.local.platform import LocalPlatform
 from elastic_tpu.runs.errors import ExitCode, Unreachable
 from elastic_tpu.runs.judge.verdict import Verdict
-from elastic_tpu.stages import stage
 from elastic_tpu.stages.job_stage import JobStage
 from elastic_tpu.stages.results import StageResult, error_of
 from elastic_tpu.tests.dags.airflow_home import airflow  # noqa: F401 - a fixture
@@ -293,7 +293,7 @@ def test_cleared_while_deferred_the_old_trigger_ends_before_the_new_try_takes_ov
     assert len(case.events("slice.requested")) == 2
 
 
-def test_cleared_with_its_provision_a_late_trigger_of_the_same_try_number_stops_nothing(make_case: MakeCase) -> None:
+def test_a_late_trigger_of_a_task_cleared_with_its_provision_stops_nothing(make_case: MakeCase) -> None:
     # `train` was cleared once already, so its second try and the second one of `provision` have the same number.
     case = make_case(**LONG)
     _, old = training(case, number=2)
@@ -468,7 +468,7 @@ def test_a_task_whose_time_is_up_is_stopped_and_says_so(make_case: MakeCase) -> 
 
 
 def test_operators_need_airflow_and_none_of_its_providers() -> None:
-    room = Path(stage.__file__).parent
+    room = Path(components.__file__).parent
     files = [room / "airflow.py", *room.glob("*/operator.py"), *(room.parent / "dags").glob("*.py")]
     assert len(files) >= 8
     assert [path.name for path in files if "airflow.providers" in path.read_text()] == []

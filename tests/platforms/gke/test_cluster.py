@@ -428,7 +428,7 @@ def test_a_right_that_was_there_before_is_unknown_not_a_verdict(api: ScriptedApi
         create(cluster)
 
 
-def test_a_look_is_refused_to_a_login_that_was_served_while_its_rights_are_given_anew(
+def test_a_refused_look_of_a_login_that_was_served_before_is_no_verdict(
     api: ScriptedApi, cluster: Cluster
 ) -> None:
     assert read(cluster)
@@ -489,7 +489,7 @@ def test_whether_a_service_account_is_there(api: ScriptedApi, cluster: Cluster) 
 
 
 def test_looking_at_a_cluster_does_not_pay_for_the_clients_import() -> None:
-    rooms = ("cluster", "observer", "preflight", "api_errors")
-    modules = ", ".join(f"elastic_tpu.platforms.gke.{room}" for room in rooms)
+    rooms = ("cluster", "observer", "preflight", "errors")
+    modules = ", ".join(f"elastic_tpu.platforms.gke.api.{room}" for room in rooms)
     code = f"import sys, {modules}; sys.exit('kubernetes' in sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -229,7 +229,7 @@ TAKER = """
 import sys
 from elastic_tpu.runs.record.driver import Driver
 from elastic_tpu.runs.errors import HeldByAnother
-from elastic_tpu.runs.store.base import open_store
+from elastic_tpu.runs.store.open import open_store
 driver = Driver(open_store(sys.argv[1]), sys.argv[2], "1", 600)
 print("ready", flush=True)
 sys.stdin.readline()

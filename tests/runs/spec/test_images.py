@@ -19,7 +19,7 @@ DIGEST = f"sha256:{'0' * 64}"
 
 
 def test_the_trainers_jax_is_that_of_the_lock() -> None:
-    lock = (Path(__file__).parents[2] / "requirements.lock").read_text()
+    lock = (Path(__file__).parents[3] / "requirements.lock").read_text()
     (locked,) = re.findall(r"^jax==(\S+)", lock, re.MULTILINE)
     assert ".".join(locked.split(".")[:3]) == TRAINER_JAX
 

@@ -157,7 +157,7 @@ def test_delete_with_a_generation_deletes_only_that(store: Store, store_uri: str
 RACER = """
 import sys
 from elastic_tpu.runs.errors import Exists
-from elastic_tpu.runs.store.base import open_store
+from elastic_tpu.runs.store.open import open_store
 store = open_store(sys.argv[1])
 store.list()
 print("ready", flush=True)
@@ -222,7 +222,7 @@ def test_no_update_is_lost_between_threads(store: Store, store_uri: str) -> None
 
 def test_opening_a_folder_does_not_load_googles_client() -> None:
     code = (
-        "import sys; from elastic_tpu.runs.store.base import open_store as o; o('x'); print('requests' in sys.modules)"
+        "import sys; from elastic_tpu.runs.store.open import open_store as o; o('x'); print('requests' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "False\n"
 
@@ -245,7 +245,7 @@ def test_uris(tmp_path: Path, gcs_environment: str, monkeypatch: pytest.MonkeyPa
 
 WRITER = """
 import sys
-from elastic_tpu.runs.store.base import open_store
+from elastic_tpu.runs.store.open import open_store
 store = open_store(sys.argv[1])
 while True:
     for letter in b"ab":
@@ -273,7 +273,7 @@ def test_a_killed_writer_leaves_the_old_or_the_new_file(tmp_path: Path) -> None:
 
 HALFWAY = """
 import os, sys
-from elastic_tpu.runs.store.base import open_store
+from elastic_tpu.runs.store.open import open_store
 def wait(_):
     print("halfway", flush=True)
     sys.stdin.read()

@@ -75,7 +75,7 @@ def run_python(script: str, **environ: str) -> str:
 PRELUDE = """
     import logging
     logging.basicConfig(level=logging.WARNING)
-    from elastic_tpu.tests.trainer.test_hardware import gke_run, tell_nobody
+    from elastic_tpu.tests.trainer.training.test_hardware import gke_run, tell_nobody
     from elastic_tpu.trainer.training.hardware import prepare
     hardware = prepare(gke_run(), tell_nobody)
 """
