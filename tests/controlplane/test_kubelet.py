@@ -222,7 +222,7 @@ def test_a_pod_deleted_by_force_is_killed_at_once(team: Team) -> None:
     until(lambda: pod.log() == "up\n")
     team.delete(grace_period_seconds=0)
     assert team.gone()
-    until(lambda: not pod.alive, "its end", 10)
+    until(lambda: not pod.alive, "its end")
     assert pod.container().code == 137
 
 
@@ -277,7 +277,7 @@ def test_a_silent_node_says_nothing_and_makes_up_for_it_when_it_is_back(team: Te
     team.core.patch_namespaced_pod_status("p", team.namespace, {"status": {"conditions": [unready]}})
     assert not team.ready()
     team.node.come_back()
-    until(team.ready, "the kubelet's word that it is ready", 10)
+    until(team.ready, "the kubelet's word that it is ready")
     assert pod.container().starts == 1
 
     team.node.silence()
@@ -286,7 +286,7 @@ def test_a_silent_node_says_nothing_and_makes_up_for_it_when_it_is_back(team: Te
     until(lambda: pod.container().code is not None)
     assert team.status.phase == "Running", "nobody could tell"
     team.node.come_back()
-    until(team.gone, "the end of what was deleted meanwhile", 10)
+    until(team.gone, "the end of what was deleted meanwhile")
 
 
 @pytest.mark.parametrize(("how", "object_stays"), [("lose_power", True), ("vanish", False)])

@@ -35,7 +35,7 @@ def test_a_lost_head_restarts_the_jobset_with_nobody_watching(jobset: SmallJobSe
     for count, (loss, lose) in enumerate(LOSSES.items(), start=1):
         head, workers = jobset.head(), jobset.uids("pathways-worker")
         lose(jobset, head)
-        until(lambda head=head: jobset.replaced(head), f"everything after the head {loss}", 20)
+        until(lambda head=head: jobset.replaced(head), f"everything after the head {loss}")
         assert jobset.restarts() == count, loss
         assert not workers & jobset.uids("pathways-worker"), f"{loss}: a restart makes all slices anew"
 
@@ -43,10 +43,10 @@ def test_a_lost_head_restarts_the_jobset_with_nobody_watching(jobset: SmallJobSe
 def test_an_end_for_good_fails_the_jobset_at_once(jobset: SmallJobSet) -> None:
     head = jobset.head()
     order(head, 70)
-    until(jobset.failed, "a failed JobSet", 10)
+    until(jobset.failed, "a failed JobSet")
     assert jobset.failed() == "FailJobSetFailurePolicyAction"
     assert jobset.restarts() == 0
-    until(lambda: not jobset.uids("pathways-worker"), "the slices' end", 10)
+    until(lambda: not jobset.uids("pathways-worker"), "the slices' end")
     assert jobset.uids("pathways-head") == {head.uid}, "the head's pod stays, with its log"
 
 
@@ -56,7 +56,7 @@ def test_a_slice_whose_job_is_deleted_comes_back_and_the_head_does_not_notice(jo
         lost = jobset.worker(1)
         lost.container().signal(signal.SIGKILL)
         jobset.delete_job("pathways-worker-1", policy)
-        until(lambda lost=lost: jobset.replaced(lost), f"slice 1 after {policy}", 20)
+        until(lambda lost=lost: jobset.replaced(lost), f"slice 1 after {policy}")
     assert (jobset.head(), jobset.restarts()) == (head, 0)
     assert head.container("trainer").starts == 1
 
@@ -70,7 +70,7 @@ def test_a_head_on_a_silent_node_is_replaced_once_its_job_and_its_pod_are_delete
     # topology) would else send it to the silent node, and it is not looked at again for minutes after that is gone.
     jobset.delete_job("pathways-head-0", "Foreground")
     jobset.delete_pod(head, force=True)
-    until(lambda: jobset.replaced(head), "a new head", 20)
+    until(lambda: jobset.replaced(head), "a new head")
     assert jobset.head().node is not head.node
     assert (jobset.uids("pathways-worker"), jobset.restarts()) == (workers, 0)
 
@@ -95,7 +95,7 @@ def test_a_slice_on_a_silent_node_comes_back_in_a_spare_pool(plane: ControlPlane
     falls_silent(plane, lost.node)
     jobset.delete_job("pathways-worker-1", "Foreground")
     jobset.delete_pod(lost, force=True)
-    until(lambda: jobset.replaced(lost), "slice 1 in the spare pool", 20)
+    until(lambda: jobset.replaced(lost), "slice 1 in the spare pool")
     assert jobset.worker(1).node is spare
     assert (jobset.head(), jobset.restarts()) == (head, 0)
 

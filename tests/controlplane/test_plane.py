@@ -64,7 +64,7 @@ def ready(plane: ControlPlane, namespace: str, name: str) -> dict[str, int]:
 # ---- life
 
 
-def test_it_is_ready_within_15_seconds_and_leaves_nothing(tmp_path: Path) -> None:
+def test_it_is_ready_within_half_a_minute_and_leaves_nothing(tmp_path: Path) -> None:
     begin = time.monotonic()
     with ControlPlane(tmp_path / "plane", kwok=False) as plane:
         took = time.monotonic() - begin
@@ -72,7 +72,7 @@ def test_it_is_ready_within_15_seconds_and_leaves_nothing(tmp_path: Path) -> Non
         assert len(processes) == 5
         assert all(map(lives, processes))
         version = kubernetes.client.VersionApi(plane.admin).get_code()
-    assert took < 15
+    assert took < 30  # 5 on an idle machine
     assert version.git_version.startswith("v1.")  # Kueue refuses an API server without a stamp
     assert [process for process in processes if lives(process)] == []
     assert [p for p in psutil.process_iter(["cmdline"]) if str(tmp_path) in " ".join(p.info["cmdline"] or [])] == []
@@ -103,7 +103,7 @@ def test_nothing_outlives_a_process_that_is_killed(tmp_path: Path) -> None:
         assert len(children) == 6
         assert all(map(lives, children))
         owner.send_signal(signal.SIGKILL)
-    until(lambda: not any(map(lives, children)), "the end of all processes", 5)
+    until(lambda: not any(map(lives, children)), "the end of all processes")
 
 
 def test_objects_outlive_the_api_server_and_the_jobset_controller(plane: ControlPlane, namespace: str) -> None:
@@ -172,8 +172,8 @@ def test_a_jobset_gets_ready_on_played_nodes_and_its_children_go_with_it(plane: 
     body = {"propagationPolicy": "Foreground", "preconditions": {"uid": created["metadata"]["uid"]}}
     as_launcher = objects(plane.api_client(LAUNCHER, namespace))
     as_launcher.delete_namespaced_custom_object(group, version, namespace, plural, "run", body=body)
-    until(lambda: not batch.list_namespaced_job(namespace).items, "the end of the Jobs", 20)
-    until(lambda: not core.list_namespaced_pod(namespace).items, "the end of the pods", 20)
+    until(lambda: not batch.list_namespaced_job(namespace).items, "the end of the Jobs")
+    until(lambda: not core.list_namespaced_pod(namespace).items, "the end of the pods")
 
 
 # ---- faults on the way

@@ -242,7 +242,7 @@ def test_a_cancel_without_time_to_save_ends_a_trainer_that_hangs(opened: Callabl
     until(lambda: case.at_step(0))
     platform.cancel(job)
     platform.cancel(job, now=True)
-    until(lambda: platform.observe(job).state == "over", seconds=10)
+    until(lambda: platform.observe(job).state == "over")
     assert platform.observe(job).exit_code == -9
 
 
@@ -259,7 +259,7 @@ def test_a_job_is_told_to_end_once_however_often_it_is_cancelled(opened: Callabl
     for _ in range(3):
         platform.cancel(job)
     platform.cancel(job, now=True)
-    until(lambda: platform.observe(job).state == "over", seconds=10)
+    until(lambda: platform.observe(job).state == "over")
     assert log.read_text().count("told") == 1
 
 
