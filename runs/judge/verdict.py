@@ -1,46 +1,69 @@
 """From what was observed of a job to a verdict: pure, and the same for every platform and orchestrator.
 
-Success needs proof; an exit code, a pod phase or a log line never is one. The order of evidence: the proof, then
-whether the job lives, then its exit code, then the trainer's own word for the reason. Standard library only.
+Success needs a proof; an exit code, a pod phase or a log line is none. What decides, in this order: the proof, whether
+the job lives, its exit code, the reason in status.json. Standard library only.
 """
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
+from datetime import datetime
 from typing import Any, Literal
 
-from ..errors import ExitCode
+from ..errors import Act, ExitCode, Outcome
 from ..record.status import Status
 
+State = Literal["absent", "queued", "starting", "running", "suspended", "over"]
 Phase = Literal["queued", "starting", "running", "recovering", "suspended", "finishing", "done"]
-Outcome = Literal["none", "complete", "failed", "cancelled", "superseded"]
-Act = Literal["none", "relaunch", "user"]
 
 
 @dataclass(frozen=True)
 class Observation:
-    """One look at a job.
+    """One look at a job, as a platform sees it.
 
-    `state`: absent (never launched, or gone with no trace), queued, starting, running, suspended (put back into a
-    queue, or by hand, after it ran), over.
-    `exit_code`: of a job that is over; negative for a signal (-9), None when nobody saw it end.
-    `relaunching`: the platform itself starts the job again (so an exit is not the end).
-    `evidence`: for people, but for two facts: `trainer_lives` is False when what status.json says is of a trainer
-    before this one; `ran` is True when this very job has had all its slices before.
-    `waited`: seconds that it has been queued, starting, suspended or relaunching; 0 if nothing tells.
+    Attributes:
+      state: absent = never launched, or removed without a trace; suspended = put back into a queue, or suspended by
+        hand, after it ran.
+      exit_code: of a job that is over; negative for a signal (-9), None if the exit was not observed.
+      relaunching: the platform starts the job again by itself, so an exit is not the end.
+      detail: what the platform says about the state, for people.
+      evidence: more details, for people. Code decides by the other fields only.
+      waited: seconds that the job has been queued, starting, suspended or relaunching; 0 if unknown.
+      trainer_lives: False if no trainer process of this job runs, so that status.json is an earlier trainer's.
+      ran: this very job has had all its slices at once before, so a start is not its first.
+      running_since: when all slices became ready; None while some are not, and if unknown.
+      seen_at: time of the look by the cluster's clock; None if this machine's clock is the one that counts.
+      stuck: pods of the job are on nodes that no longer answer and keep new pods from being made;
+        `Platform.free_stuck_pods` removes them.
     """
 
-    state: Literal["absent", "queued", "starting", "running", "suspended", "over"]
+    state: State
     exit_code: int | None = None
     relaunching: bool = False
     detail: str = ""
     evidence: dict[str, Any] = field(default_factory=dict)
     waited: float = 0.0
+    trainer_lives: bool = True
+    ran: bool = False
+    running_since: datetime | None = None
+    seen_at: datetime | None = None
+    stuck: bool = False
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """What one look came to: where the job is, how it ended, who must act, and why."""
+    """What one look means. All of it is JSON: an orchestrator may keep it in its database.
+
+    Attributes:
+      phase: where the job is.
+      outcome: how it ended; none while it goes on.
+      act: who must act: nobody, whoever relaunches jobs, or the user.
+      code: the exit code that the outcome stands for; 0 while the job goes on.
+      reason: why, for people.
+      evidence: details of the observation, for people. No code decides by it, and an adapter may drop it.
+      limit: the field of the spec whose limit the launcher found spent (`limits.start`); empty if none is. A trainer
+        that ends by a limit of its own exits with 77 and is named in `reason` only.
+    """
 
     phase: Phase
     outcome: Outcome = "none"
@@ -48,6 +71,12 @@ class Verdict:
     code: int = 0
     reason: str = ""
     evidence: dict[str, Any] = field(default_factory=dict)
+    limit: str = ""
+
+    @classmethod
+    def ended(cls, code: ExitCode, reason: str, evidence: dict[str, Any] | None = None, *, limit: str = "") -> Verdict:
+        """The verdict on what ended with this code without success; outcome and act follow from the code."""
+        return cls("done", code.outcome, code.act, int(code), reason, evidence or {}, limit)
 
     @property
     def done(self) -> bool:
@@ -58,16 +87,6 @@ class Verdict:
         """As plain data."""
         return asdict(self)
 
-
-_WHO_ACTS: dict[int, tuple[Outcome, Act]] = {
-    ExitCode.BAD_INPUT: ("failed", "user"),
-    ExitCode.GATE_FAILED: ("failed", "user"),
-    ExitCode.BUG: ("failed", "user"),
-    ExitCode.INFRASTRUCTURE: ("failed", "relaunch"),
-    ExitCode.ENDED_ON_REQUEST: ("cancelled", "none"),
-    ExitCode.LIMIT_SPENT: ("failed", "user"),
-    ExitCode.EVICTED: ("failed", "relaunch"),
-}
 
 _RUNNING_PHASES: dict[str, Phase] = {
     "starting": "starting",
@@ -86,7 +105,7 @@ def judge(job: str, seen: Observation, status: Status | None, proven: bool, unpr
 
     Args:
       job: its name, for the reason.
-      seen: what the platform shows.
+      seen: the platform's look at it.
       status: the trainer's heartbeat, if the job writes one.
       proven: whether the job's proof (result.json, manifest.json, evaluation) holds.
       unproven_reason: why it does not, for the message of a job that is over.
@@ -103,14 +122,16 @@ def judge(job: str, seen: Observation, status: Status | None, proven: bool, unpr
         return _alive(seen, status)
     if seen.state == "absent":
         reason = seen.detail or f"{job}: there is no such job (it was never launched, or was removed with no trace)"
-        return Verdict("done", "failed", "relaunch", ExitCode.INFRASTRUCTURE, reason, seen.evidence)
+        return Verdict.ended(ExitCode.INFRASTRUCTURE, reason, seen.evidence)
     return _over(job, seen, status, unproven_reason)
 
 
 def _alive(seen: Observation, status: Status | None) -> Verdict:
     if seen.relaunching and seen.state == "over":
         return Verdict("recovering", reason=seen.detail or "the trainer is being started again", evidence=seen.evidence)
-    if status is None or (seen.state == "starting" and not seen.evidence.get("trainer_lives", True)):
+    if seen.state == "running" and not seen.trainer_lives:
+        return Verdict("finishing", reason=seen.detail, evidence=seen.evidence)
+    if status is None or (seen.state == "starting" and not seen.trainer_lives):
         return Verdict(
             "starting" if seen.state == "starting" else "running", reason=seen.detail, evidence=seen.evidence
         )
@@ -118,8 +139,8 @@ def _alive(seen: Observation, status: Status | None) -> Verdict:
     if status.recovery > 0 and phase == "starting":
         phase = "recovering"
     if seen.state == "starting" and status.recovery == 0 and phase == "recovering":
-        phase = "starting"  # nothing was lost: the slices were never all there
-    # What slices wait for is the platform's to say, and why the trainer waits is the trainer's.
+        phase = "starting"  # nothing was lost: the slices were never all ready
+    # The platform knows what slices wait for, the trainer why it waits.
     reason = "; ".join(dict.fromkeys(words for words in (status.reason, seen.detail) if words))
     if not reason and (phase == "recovering" or status.phase == "waiting"):
         reason = f"{status.slices.active} of {status.slices.wanted} slices"
@@ -128,27 +149,26 @@ def _alive(seen: Observation, status: Status | None) -> Verdict:
 
 def _over(job: str, seen: Observation, status: Status | None, unproven_reason: str) -> Verdict:
     code = seen.exit_code
-    # The trainer's word counts for its own exit only: the platform may have made another code of it (limits), and after
-    # a death without last words the status is still the living one's.
+    # The reason in status.json counts only for the exit code that stands there: the platform may have replaced the code
+    # (a spent limit), and a process that was killed left the status from before its death.
     ended = status is not None and status.phase == "ended"
     said = status.reason if status is not None and ended and status.exit == code else ""
     if code == 0:
         reason = f"{job} exited 0 but {unproven_reason or 'its result is not proven'}"
-        return Verdict("done", "failed", "user", ExitCode.BUG, reason, seen.evidence)
+        return Verdict.ended(ExitCode.BUG, reason, seen.evidence)
+    meant = ExitCode.of(code, "job")
     if code is None:
-        reason = seen.detail or f"{job} ended and nobody saw how"
-        return Verdict("done", "failed", "relaunch", ExitCode.INFRASTRUCTURE, reason, seen.evidence)
+        return Verdict.ended(meant, seen.detail or f"{job} ended; its exit was not observed", seen.evidence)
     if code < 0:
-        reason = seen.detail or f"{job} was killed by signal {-code}"
-        return Verdict("done", "failed", "relaunch", ExitCode.INFRASTRUCTURE, reason, seen.evidence)
-    outcome, act = _WHO_ACTS.get(code, ("failed", "user"))
-    if code == ExitCode.ENDED_ON_REQUEST and status is not None and not ended:
-        # Who ends on request says so in status.json; who is silent found another trainer's words there.
+        return Verdict.ended(meant, seen.detail or f"{job} was killed by signal {-code}", seen.evidence)
+    outcome = meant.outcome
+    if meant is ExitCode.ENDED_ON_REQUEST and status is not None and not ended:
+        # A trainer that ends on request writes so into status.json; one that found another trainer's status there
+        # exits with the same code and writes nothing.
         outcome = "superseded"
         said = f"another trainer has this run (attempt {status.attempt} in status.json); {job} ended without a write"
-    # What the platform knows (which container, what failed before it) stands beside the trainer's own words.
+    # The platform knows other things than the trainer: which container, what failed before it. Give both.
     reason = f"{said} ({seen.detail})" if said and seen.detail and said not in seen.detail else seen.detail or said
-    verdict_code = ExitCode.INFRASTRUCTURE if code == ExitCode.EVICTED else code
-    if code not in _WHO_ACTS:
-        verdict_code = ExitCode.BUG
-    return Verdict("done", outcome, act, int(verdict_code), reason or f"{job} exited {code}", seen.evidence)
+    # An eviction is told as what it is for whoever reads the verdict: infrastructure.
+    told = ExitCode.INFRASTRUCTURE if meant is ExitCode.EVICTED else meant
+    return replace(Verdict.ended(told, reason or f"{job} exited {code}", seen.evidence), outcome=outcome)

@@ -1,7 +1,7 @@
-"""Drives a run: carries out on claim.json what claim.py decides, by conditional writes that may be lost or late.
+"""Drives a run: carries out on claim.json what claim.py decides, by conditional writes whose answers may be lost.
 
 A stage of an orchestrator makes a `Driver` and calls `take` (provision, train) or `join` (release, export, evaluate),
-then `renew` with each look at its job. `stop_by_person` is for a user who cancels a run that something else drives.
+then `renew` with each poll of its job. `stop_by_person` is for a user who cancels a run that another holder drives.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from datetime import datetime
 from ..errors import Changed, EndedOnRequest, Exists, HeldByAnother, NotFound, Unreachable
 from ..store import records
 from ..store.base import Store, new_id
-from .claim import Claim, Seen, decide_stop, decide_take, describe, may_act, process_lives, read_claim
+from .claim import Claim, StoredClaim, decide_stop, decide_take, describe, may_act, process_lives, read_claim
 from .paths import CLAIM
 
 _TRIES = 20
-"""Conditional writes that may lose in a row. Each loss means that somebody else's write succeeded."""
+"""Conditional writes that may fail in a row. Each failure means that another process wrote the claim meanwhile."""
 
 OnEvent = Callable[[str, Mapping[str, object]], None]
 """Called with an event's kind (claim.taken, claim.stopped, claim.done) and data, after the write."""
@@ -25,33 +25,36 @@ OnEvent = Callable[[str, Mapping[str, object]], None]
 
 def stop_by_person(
     store: Store,
-    by: str,
+    person: str,
     grace: float = 0,
     *,
     new_nonce: Callable[[], str] = new_id,
     on_event: OnEvent | None = None,
 ) -> Claim:
-    """`elastic-tpu cancel`: stop whoever drives the run, and record who asked. Safe to repeat.
+    """`elastic-tpu cancel`: ask to stop the run, whoever drives it. Safe to repeat.
+
+    Args:
+      person: who asks, as the holder that this person is on the command line: ``user@host``.
+      grace: seconds that the trainer waits before it obeys.
 
     Raises:
       NotFound: nobody has taken the run.
-      HeldByAnother: it changed hands while the stop was written.
+      HeldByAnother: another holder took the run while the stop was written.
     """
     first: Claim | None = None
     for _ in range(_TRIES):
-        seen = read_claim(store)
-        if seen is None:
+        stored = read_claim(store)
+        if stored is None:
             raise NotFound(f"{store.uri}: nobody has driven this run; there is nothing to cancel")
-        first = first or seen.claim
-        if (seen.claim.term, seen.claim.holder) != (first.term, first.holder):
-            raise HeldByAnother(
-                f"{store.uri}: {seen.claim.holder} took the run from {first.holder} just now; cancel again"
-            )
-        stopped = decide_stop(seen.claim, by, grace, new_nonce())
+        claim = stored.claim
+        first = first or claim
+        if (claim.term, claim.holder) != (first.term, first.holder):
+            raise HeldByAnother(f"{store.uri}: {claim.holder} took the run from {first.holder} just now; cancel again")
+        stopped = decide_stop(claim, person, person, grace, new_nonce())
         if stopped is None:
-            return seen.claim
-        if _write(store, stopped, seen.generation):
-            _tell(on_event, "claim.stopped", stopped, by=by, grace=grace)
+            return claim
+        if _write(store, stopped, stored.generation):
+            _tell(on_event, "claim.stopped", stopped, by=person, grace=grace)
             return stopped
     raise _contended(store)
 
@@ -59,9 +62,8 @@ def stop_by_person(
 class Driver:
     """One instance of a holder, and what it does with the claim.
 
-    `take` or `join` comes first, unless the term that an earlier process of this instance got is given. Not
-    thread-safe. Every method may raise `Unreachable`: then it is unknown whether the write succeeded, and calling
-    again is right.
+    Call `take` or `join` first, or give the term that an earlier process of this instance got. Not thread-safe. Every
+    method may raise `Unreachable`: then it is unknown whether the write succeeded, and the call may be repeated.
     """
 
     def __init__(
@@ -77,7 +79,7 @@ class Driver:
         new_nonce: Callable[[], str] = new_id,
         on_event: OnEvent | None = None,
     ) -> None:
-        """Args: `seconds` until an unrenewed claim is stale; `host` = this machine's name, as in ``user@host``."""
+        """Args: `seconds` = after which a claim that is not renewed is stale; `host` = this machine's name."""
         self._store = store
         self._holder = holder
         self._instance = instance
@@ -91,95 +93,96 @@ class Driver:
 
     @property
     def term(self) -> int | None:
-        """The term that this driver got; whether it is still the claim's, only the next call tells."""
+        """The term that this driver got; the claim may be in a later term by now, which the next call finds out."""
         return self._term
 
     def take(self, take_over: bool = False) -> Claim:
         """Become the driver of the run, or go on as its driver.
 
         Raises:
-          HeldByAnother: another holder drives it, or another live process of this one; nothing was changed.
+          HeldByAnother: another holder drives the run, or another live process of this holder; nothing was changed.
         """
         for _ in range(_TRIES):
-            seen = read_claim(self._store)
+            stored = read_claim(self._store)
             now = self._store.now()
-            lives = seen is not None and self._lives_here(seen.claim)
-            decision = decide_take(seen, now, self._holder, self._instance, lives=lives, take_over=take_over)
-            if decision.act == "refuse" and seen is not None:
-                raise HeldByAnother(f"{self._driven(seen, now)}; {decision.reason}")
-            if decision.act == "go_on" and seen is not None:
-                claim = seen.claim.model_copy(update={"nonce": self._new_nonce()})
+            lives = stored is not None and self._lives_here(stored.claim)
+            decision = decide_take(stored, now, self._holder, self._instance, lives=lives, take_over=take_over)
+            if decision.act == "refuse" and stored is not None:
+                raise HeldByAnother(f"{self._driven(stored, now)}; {decision.reason}")
+            if decision.act == "go_on" and stored is not None:
+                claim = stored.claim.model_copy(update={"nonce": self._new_nonce()})
             else:
                 claim = Claim(
                     holder=self._holder,
                     instance=self._instance,
-                    term=seen.claim.term + 1 if seen else 1,
+                    term=stored.claim.term + 1 if stored else 1,
                     state="held",
                     nonce=self._new_nonce(),
                     seconds=self._seconds,
                 )
-            if self._replace(claim, seen.generation if seen else None):
+            if self._replace(claim, stored.generation if stored else None):
                 self._term = claim.term
                 if decision.act == "take":
-                    before = seen.claim.holder if seen else None
+                    before = stored.claim.holder if stored else None
                     _tell(self._on_event, "claim.taken", claim, before=before, reason=decision.reason)
                 return claim
         raise _contended(self._store)
 
     def join(self) -> Claim:
-        """Go on in the term that the holder has, as a later stage of the same run; look at the ``state`` returned.
+        """Go on in the holder's current term, as a later stage of the same run; look at the ``state`` returned.
 
         Raises:
-          HeldByAnother: another holder drives the run, or did last.
-          NotFound: nobody has taken it.
+          HeldByAnother: another holder drives the run, or drove it last.
+          NotFound: nobody has taken the run.
         """
-        seen = read_claim(self._store)
-        if seen is None:
-            raise NotFound(f"{self._store.uri}: nobody has driven this run; begin with its first stage")
-        if seen.claim.holder != self._holder:
-            cure = "run the whole pipeline to take it, or use the holder that drives it"
-            raise HeldByAnother(f"{self._driven(seen, self._store.now())}; {cure}")
-        self._term = seen.claim.term
-        self._known = seen.claim, seen.generation
+        stored = read_claim(self._store)
+        if stored is None:
+            raise NotFound(f"{self._store.uri}: nobody has driven this run; start with its first stage (provision)")
+        if stored.claim.holder != self._holder:
+            cure = "run the whole pipeline to take the run, or use the holder that drives it"
+            raise HeldByAnother(f"{self._driven(stored, self._store.now())}; {cure}")
+        self._term = stored.claim.term
+        self._known = stored.claim, stored.generation
         return self.renew()
 
     def renew(self) -> Claim:
-        """Keep the claim from going stale; a ``state`` of stop or done is never undone: a stop that is carried out is
-        renewed as it is, a done claim is left alone.
+        """Keep the claim from going stale. The state stays: a stop is renewed unchanged, a done claim is not written.
 
         Raises:
-          EndedOnRequest: another took the run over: end WITHOUT cancelling anything.
+          EndedOnRequest: another holder or instance took the run over: end WITHOUT cancelling anything.
         """
 
         def change(claim: Claim, lost: bool) -> Claim | None:
-            # A write of my own term that came first has renewed the claim as well.
+            # A write that came first in this term has renewed the claim already.
             if lost or claim.state == "done":
                 return None
-            # A stop keeps its nonce: the trainer counts the grace from when it first saw this very stop.
+            # A stop keeps its nonce: the trainer counts the grace from its first look at that nonce.
             return claim if claim.state == "stop" else claim.model_copy(update={"nonce": self._new_nonce()})
 
         return self._change(change)[0]
 
     def stop(self, grace: float, by: str) -> Claim:
-        """Ask the trainer to save and end: one conditional write, if nothing was written since this driver's last.
+        """Ask the trainer to save and end, in the name of this holder.
+
+        This is one conditional write, unless another process wrote the claim since this driver's last call.
 
         Args:
-          grace: seconds in which a take of the same holder undoes it: 0 when a user asked, 300 when a signal did.
-          by: who or what asked.
+          grace: seconds in which a take by the same holder undoes the stop: 0 when a user asked, 300 for a signal.
+          by: who or what asked, as text for people.
 
         Raises:
-          EndedOnRequest: another took the run over; nothing was changed.
+          EndedOnRequest: another holder or instance took the run over; nothing was changed.
         """
-        claim, written = self._change(lambda claim, _: decide_stop(claim, by, grace, self._new_nonce()))
+        claim, written = self._change(lambda claim, _: decide_stop(claim, self._holder, by, grace, self._new_nonce()))
         if written:
             _tell(self._on_event, "claim.stopped", claim, by=by, grace=grace)
         return claim
 
     def done(self, carried_out: bool = False) -> Claim:
-        """Say that the last stage is over. A stop stays a stop, unless it is `carried_out`: nothing is left running.
+        """Record that the last stage is over. A stop stays a stop unless it is `carried_out`: nothing is left running.
 
         Raises:
-          EndedOnRequest: another took the run over; nothing was changed.
+          EndedOnRequest: another holder or instance took the run over; nothing was changed.
         """
 
         def change(claim: Claim, _: bool) -> Claim | None:
@@ -192,18 +195,22 @@ class Driver:
         return claim
 
     def require_may_act(self) -> None:
-        """Before a release or a stage's cancel.
+        """Call this before a release or a stage's cancel.
 
         Raises:
           HeldByAnother: another drives the run; change nothing.
         """
-        seen = read_claim(self._store)
+        stored = read_claim(self._store)
         now = self._store.now()
-        if seen is not None and not may_act(seen, self._holder, now, self._term):
-            raise HeldByAnother(f"{self._driven(seen, now)}; nothing was changed for {self._holder}")
+        if stored is not None and not may_act(stored, self._holder, now, self._term):
+            raise HeldByAnother(f"{self._driven(stored, now)}; nothing was changed for {self._holder}")
 
     def _change(self, change: Callable[[Claim, bool], Claim | None]) -> tuple[Claim, bool]:
-        """Write what ``change(claim, lost)`` makes of the claim while the term is mine; whether there was a write."""
+        """Write the claim that ``change(claim, lost)`` returns, while the term is this driver's; None writes nothing.
+
+        `lost`: an earlier write of this call failed, because another process wrote first. Returns the claim as it is
+        now, and whether it was written.
+        """
         lost = False
         for _ in range(_TRIES):
             remembered = self._known is not None
@@ -211,7 +218,7 @@ class Driver:
             self._require_mine(claim)
             new = change(claim, lost)
             if new is None and remembered:
-                self._known = None  # that nothing is to do must be true now
+                self._known = None  # decide again on the claim as it is stored now
                 continue
             if new is None:
                 return claim, False
@@ -221,10 +228,10 @@ class Driver:
         raise _contended(self._store)
 
     def _look(self) -> tuple[Claim, str]:
-        seen = read_claim(self._store)
-        if seen is None:
+        stored = read_claim(self._store)
+        if stored is None:
             raise EndedOnRequest(f"{self._store.uri}: {CLAIM} is gone; this driver ({self._holder}) ends")
-        self._known = seen.claim, seen.generation
+        self._known = stored.claim, stored.generation
         return self._known
 
     def _require_mine(self, claim: Claim) -> None:
@@ -243,20 +250,20 @@ class Driver:
             self._known = claim, written
         return written is not None
 
-    def _driven(self, seen: Seen, now: datetime) -> str:
-        return f"{self._store.uri} is driven by {describe(seen, now)}"
+    def _driven(self, stored: StoredClaim, now: datetime) -> str:
+        return f"{self._store.uri} is driven by {describe(stored, now)}"
 
     def _lives_here(self, claim: Claim) -> bool:
         return claim.holder.endswith(f"@{self._host}") and self._alive(claim.instance)
 
 
 def _write(store: Store, claim: Claim, generation: str | None) -> str | None:
-    """Write over that generation (None = only if absent): the new generation, or None when somebody was faster."""
+    """Replace that generation (None = only if absent). Returns the new generation; None if another write came first."""
     data = records.dump(claim.model_dump())
     try:
         return store.create(CLAIM, data) if generation is None else store.replace(CLAIM, data, generation)
     except (Exists, Changed, Unreachable) as error:
-        # The answer may be what got lost: my nonce there means that the write succeeded.
+        # Perhaps only the answer was lost: the claim's own nonce in the file means that the write succeeded.
         there = read_claim(store)
         if there is not None and there.claim.nonce == claim.nonce:
             return there.generation
@@ -271,4 +278,4 @@ def _tell(on_event: OnEvent | None, kind: str, claim: Claim, **more: object) -> 
 
 
 def _contended(store: Store) -> Unreachable:
-    return Unreachable(f"{store.uri}/{CLAIM}: others wrote it {_TRIES} times in a row; try again")
+    return Unreachable(f"{store.uri}/{CLAIM}: other processes wrote it {_TRIES} times in a row; try again")

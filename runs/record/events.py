@@ -1,6 +1,6 @@
-"""What happened to a run: one object an event, created and never changed (contracts.md 9).
+"""What happened to a run: one file per event, created and never changed (docs/contracts.md 9).
 
-Recoveries, goodput and the report come from events alone, so a new process knows the run's past.
+Recoveries, goodput and the report are computed from events alone, so any process can read the past of a run.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from ..errors import BadInput, Exists, NotFound, Unreachable
+from ..spec.platform_traits import PlatformTraits
 from ..store import records
 from ..store.base import Store
 
@@ -42,16 +43,26 @@ KINDS = frozenset(
         "export.published",
         "evaluation.done",
         "gate.failed",
+        "record.rebuilt",
     ]
 )
 
 
-_AT_A_TIME = 8  # requests of a reader; a client keeps ten connections
+_AT_A_TIME = 8  # concurrent requests of a reader; a storage client keeps ten connections
 
 
 @dataclass(frozen=True)
 class Event:
-    """One thing that happened."""
+    """One event.
+
+    Attributes:
+      time: when it was written, by the writer's clock.
+      writer: trainer, stage, person, ...
+      kind: one of `KINDS`.
+      attempt: the process start that it belongs to, for writers that have attempts.
+      step: the training step that it is about, if any.
+      data: the fields of its kind.
+    """
 
     time: datetime
     writer: str
@@ -61,9 +72,9 @@ class Event:
     data: Mapping[str, Any] = field(default_factory=dict)
 
 
-def is_simulated(platform: str, events: Iterable[Event]) -> bool:
-    """Whether a run's figures are those of simulated slices: the local platform's, or a test cluster's."""
-    return platform == "local" or any(e.data.get("simulated") for e in events if e.kind.startswith("slice."))
+def is_simulated(traits: PlatformTraits, events: Iterable[Event]) -> bool:
+    """Whether a run's figures are those of simulated slices: its platform's, or a test cluster's by its events."""
+    return traits.simulated or any(e.data.get("simulated") for e in events if e.kind.startswith("slice."))
 
 
 class EventLog:
@@ -81,12 +92,22 @@ class EventLog:
         self._lock = threading.Lock()
 
     def write(
-        self, kind: str, *, step: int | None = None, patience: Callable[[Unreachable], None] | None = None, **data: Any
+        self,
+        kind: str,
+        *,
+        step: int | None = None,
+        on_unreachable: Callable[[Unreachable], None] | None = None,
+        **data: Any,
     ) -> Event:
         """Record that something happened now.
 
         Args:
-          patience: called when the storage does not answer; when it returns, the same event is written again.
+          on_unreachable: called when the storage does not answer; when it returns, the same event is written again.
+          data: the fields of this kind of event.
+
+        Raises:
+          ValueError: `kind` is not one of `KINDS`.
+          Unreachable: the storage does not answer and there is no `on_unreachable`.
         """
         if kind not in KINDS:
             raise ValueError(f"unknown event kind {kind!r}")
@@ -101,10 +122,10 @@ class EventLog:
             body["step"] = step
         who = self._writer if self._attempt is None else f"{self._writer}{self._attempt}"
         name = f"events/{stamp.replace('-', '').replace(':', '')}-{who}-{sequence:04d}"
-        self._create(name, records.dump(body), patience)
+        self._create(name, records.dump(body), on_unreachable)
         return event
 
-    def _create(self, name: str, body: bytes, patience: Callable[[Unreachable], None] | None) -> None:
+    def _create(self, name: str, body: bytes, on_unreachable: Callable[[Unreachable], None] | None) -> None:
         for again in itertools.count():
             whole = f"{name}{f'.{again}' if again else ''}.json"
             while True:
@@ -112,17 +133,16 @@ class EventLog:
                     self._store.create(whole, body)
                     return
                 except Exists:
-                    # Our own, written by a call whose answer was lost, or another process's of the same millisecond.
                     if self._store.read(whole).data == body:
-                        return
-                    break
+                        return  # the answer to an earlier call of this loop was lost
+                    break  # another process wrote an event in the same millisecond: take another name
                 except Unreachable as error:
-                    if patience is None:
+                    if on_unreachable is None:
                         raise
-                    patience(error)
+                    on_unreachable(error)
 
     def hook(self, kind: str, data: Mapping[str, object]) -> None:
-        """`write`, as a callback."""
+        """`write`, in the form of a driver's `OnEvent`."""
         more: dict[str, Any] = dict(data)
         self.write(kind, **more)
 
@@ -135,10 +155,10 @@ class EventReader:
         self._known: dict[str, Event] = {}
 
     def all(self) -> list[Event]:
-        """Every event so far, by time."""
+        """Every event so far, in order of time."""
         names = [entry.name for entry in self._store.list("events/")]
         new = [name for name in names if name not in self._known and name.endswith(".json")]
-        if len(new) > 1:  # a request each: a bucket answers many at a time, a run of weeks has thousands
+        if len(new) > 1:  # one request per event: a run of weeks has thousands, and a bucket answers many at a time
             with ThreadPoolExecutor(_AT_A_TIME) as readers:
                 found = list(readers.map(self._read, new))
         else:
@@ -150,20 +170,20 @@ class EventReader:
         try:
             return parse(self._store.read(name).data, name)
         except (NotFound, BadInput):
-            return None  # deleted meanwhile, or not ours
+            return None  # deleted meanwhile, or not an event
 
 
 def parse(data: bytes, name: str) -> Event:
-    """An event from its file.
+    """The event in the bytes of its file.
 
     Raises:
-      BadInput: it is none.
+      BadInput: they are not an event, or a newer version wrote them.
     """
     record = records.load(data, name)
     attempt, step, more = record.get("attempt"), record.get("step"), record.get("data", {})
     sound = all(isinstance(record.get(key), str) for key in ("time", "writer", "kind")) and isinstance(more, dict)
     if not sound or not all(value is None or isinstance(value, int) for value in (attempt, step)):
-        raise BadInput(f"{name}: not an event; it was cut short or is not ours")
+        raise BadInput(f"{name}: not an event; the file was cut short, or elastic-tpu did not write it")
     try:
         when = records.parse_time(record["time"])
     except ValueError as error:

@@ -1,4 +1,4 @@
-"""Where each file of a run lives, below its run directory."""
+"""Where each file of a run is, below its run directory."""
 
 from __future__ import annotations
 
@@ -7,15 +7,16 @@ CLAIM = "claim.json"
 SLICES = "slices.json"
 STATUS = "status.json"
 RESULT = "result.json"
+GATE = "gate.json"
 
 
 def attempts(job: str) -> str:
-    """Folder of a job's attempts; training's stand at the top of the run directory."""
+    """Folder of a job's attempts; those of training are at the top of the run directory."""
     return "attempts" if job == "train" else f"jobs/{job}"
 
 
 def checkpoint(step: int) -> str:
-    """Folder of a checkpoint, below the run."""
+    """Folder of a checkpoint."""
     return f"checkpoints/{step}"
 
 

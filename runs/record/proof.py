@@ -1,7 +1,7 @@
-"""What makes a checkpoint proven: name, size, digest and generation of each of its files (contracts.md 7).
+"""What makes a checkpoint proven: name, size, digest and generation of each of its files (docs/contracts.md 7).
 
-Pure comparison; reading goes through the store. On a bucket the digest is the crc32c that the store keeps, so one
-listing proves a checkpoint and no byte is read. On a folder it is the sha256 of each file.
+In a bucket the digest is the crc32c that the store keeps, so one listing proves a checkpoint and no byte of it is
+read. On a folder it is the sha256 of each file.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from ..store import records
 from ..store.base import Store
 from . import paths
 
+# Names that Orbax gives: the marker of a finished checkpoint, its metadata, a part of an unfinished one's name.
 COMMIT = "commit_success.txt"
 METADATA = "_CHECKPOINT_METADATA"
 TEMPORARY = ".orbax-checkpoint-tmp"
@@ -27,7 +28,7 @@ _STEP = re.compile(r"(0|[1-9][0-9]*)(?:/|\.json$)")
 
 @dataclass(frozen=True)
 class FileProof:
-    """One file of a checkpoint as it was when it was proven. `generation` is empty on a folder."""
+    """One file of a checkpoint: size in bytes, digest with its kind in front; `generation` is empty on a folder."""
 
     size: int
     digest: str
@@ -36,7 +37,7 @@ class FileProof:
 
 @dataclass(frozen=True)
 class Proof:
-    """A proven checkpoint: its files, by name below the checkpoint's folder."""
+    """A proven checkpoint: its files, by name below the checkpoint's folder; Orbax's time of the commit."""
 
     step: int
     files: Mapping[str, FileProof]
@@ -71,25 +72,28 @@ def load_proof(record: Mapping[str, Any]) -> Proof:
 
 
 def compare(proof: Proof, files: Mapping[str, FileProof]) -> list[str]:
-    """Why a checkpoint is not the one that was proven; empty when it is."""
+    """How the files differ from those that were proven, one line per difference; empty when they are the same."""
     problems = [f"{name} is missing" for name in sorted(proof.files.keys() - files.keys())]
-    problems += [f"{name} was not there when it was proven" for name in sorted(files.keys() - proof.files.keys())]
+    problems += [f"{name} is not in the proof" for name in sorted(files.keys() - proof.files.keys())]
     for name in sorted(proof.files.keys() & files.keys()):
         was, now = proof.files[name], files[name]
         if was.size != now.size:
-            problems.append(f"{name} has {now.size} bytes, proven were {was.size}")
+            problems.append(f"{name} has {now.size} bytes, {was.size} were proven")
         elif was.digest != now.digest:
             problems.append(f"{name} has other content than was proven")
         elif was.generation and now.generation and was.generation != now.generation:
-            problems.append(f"{name} was written again (generation {now.generation}, proven was {was.generation})")
+            problems.append(f"{name} was written again (generation {now.generation}, {was.generation} was proven)")
     return problems
 
 
 def files_of(store: Store, step: int, only_sizes: bool = False) -> dict[str, FileProof]:
     """The files of a checkpoint as they are on storage now.
 
+    Args:
+      only_sizes: leave out digests that the store does not keep, so that no file is read.
+
     Raises:
-      NotFound: one was removed during the look.
+      NotFound: a file was removed meanwhile.
     """
     folder = f"{paths.checkpoint(step)}/"
     return {
@@ -103,7 +107,7 @@ def files_of(store: Store, step: int, only_sizes: bool = False) -> dict[str, Fil
 
 
 def read_proof(store: Store, step: int) -> Proof | None:
-    """The recorded proof of a step, or None; one that cannot be read, or is of another step, proves nothing."""
+    """The recorded proof of a step; None when there is none, it cannot be read, or it is of another step."""
     try:
         record = records.load(store.read(paths.proof(step)).data, paths.proof(step))
         proof = load_proof(record)
@@ -131,7 +135,7 @@ def check(store: Store, step: int) -> list[str]:
 
 
 def is_finished(store: Store, step: int) -> bool:
-    """Whether a checkpoint still has its commit marker: retention removes old ones, in a bucket file by file."""
+    """Whether a checkpoint still has its commit marker; retention removes old checkpoints, in a bucket file by file."""
     return any(entry.name == f"{paths.checkpoint(step)}/{COMMIT}" for entry in store.list(paths.checkpoint(step) + "/"))
 
 
@@ -146,16 +150,16 @@ def steps_in(names: Iterable[str], folder: str) -> list[int]:
 
 
 def step_of(name: str) -> int | None:
-    """The step that a checkpoint's folder is named for, or None when it is no checkpoint's."""
+    """The step in the name of a checkpoint's folder; None for the name of anything else."""
     match = _STEP.fullmatch(f"{name}/")
     return int(match[1]) if match else None
 
 
 def recorded_steps(store: Store) -> list[int]:
-    """Steps that have a proof on record, whether or not it still holds."""
+    """Steps that have a recorded proof, whether or not it still holds."""
     return steps_in((entry.name for entry in store.list("proofs/")), "proofs/")
 
 
 def newest_proven(store: Store) -> int | None:
-    """The newest step whose proof holds on storage now, read afresh."""
+    """The newest step whose proof holds on storage now, or None."""
     return next((step for step in reversed(recorded_steps(store)) if not check(store, step)), None)

@@ -1,12 +1,13 @@
 """The run directory: how it is created, and opened.
 
-A run is its directory; whoever has the URI has all there is. Opening one reads `spec.yaml`, nothing else.
+The directory holds all of a run: any process that has its URI can go on with it. Opening a run reads only `spec.yaml`.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 from ..errors import BadInput, Exists, NotFound, Problem
@@ -15,11 +16,11 @@ from ..store import records
 from ..store.base import Store
 from ..store.open import open_store
 from . import paths
-from .events import EventLog
+from .events import EventLog, parse
 
 
 def attempts_of(opened: Run, job: str) -> list[int]:
-    """Numbers of a job's attempts so far, in order."""
+    """Numbers of a job's attempts (process starts) so far, in order."""
     folder = paths.attempts(job) + "/"
     numbers = (entry.name.removeprefix(folder).partition("/")[0] for entry in opened.store.list(folder))
     return sorted({int(number) for number in numbers if number.isdigit()})
@@ -27,20 +28,28 @@ def attempts_of(opened: Run, job: str) -> list[int]:
 
 @dataclass(frozen=True)
 class Run:
-    """An opened run: its URI, its store and its resolved spec."""
+    """An opened run.
+
+    Attributes:
+      uri: of the directory that was opened.
+      spec: as spec.yaml has it, except that `run` names this directory: nothing is read or written where a copied or
+        moved directory came from.
+      copied_from: URI of the directory in which the run was created, if that is not this one.
+    """
 
     uri: str
     store: Store
     spec: RunSpec
+    copied_from: str = ""
 
     @property
     def run_id(self) -> str:
-        """Short name (contracts.md 1)."""
+        """Short name (docs/contracts.md 1)."""
         return self.spec.run_id
 
     @cached_property
     def spec_hash(self) -> str:
-        """Hash of the resolved spec."""
+        """Hash of the resolved spec, as it was written."""
         return self.spec.hash()
 
     def path(self, name: str) -> str:
@@ -48,7 +57,11 @@ class Run:
         return f"{self.uri}/{name}"
 
     def read(self, name: str) -> dict[str, Any] | None:
-        """A small JSON file of the run, or None if it is not there."""
+        """A small JSON file of the run, or None if it is not there.
+
+        Raises:
+          BadInput: it is not a JSON object, or a newer version wrote it.
+        """
         try:
             return records.load(self.store.read(name).data, self.path(name))
         except NotFound:
@@ -61,10 +74,10 @@ def open_run(uri: str) -> Run:
     Raises:
       BadInput: there is no run, or its spec is not readable.
     """
-    import yaml
+    from ..spec import yaml_file
 
     store = open_store(uri.rstrip("/"))
-    uri = store.uri  # absolute: other processes, with other working directories, get it from here
+    uri = store.uri  # absolute, because it is handed to processes with other working directories
     try:
         data = store.read(paths.SPEC).data
     except NotFound:
@@ -72,58 +85,131 @@ def open_run(uri: str) -> Run:
             f"{uri}: no run here ({paths.SPEC} is missing); give the run directory that `elastic-tpu run` printed"
         ) from None
     try:
-        document = yaml.safe_load(data)
+        document = yaml_file.parse_stored(data, f"{uri}/{paths.SPEC}")
         if not isinstance(document, dict) or "schema" not in document:
             raise ValueError("not a run: elastic-tpu did not write this file; to start a run, give the spec's own path")
         records.check_schema(document.pop("schema", records.SCHEMA), f"{uri}/{paths.SPEC}")
         spec = RunSpec.model_validate(document)
-    except (yaml.YAMLError, ValueError) as error:
+        if _is_same_place(uri, spec.uri):
+            return Run(uri, store, spec)
+        # Resolved, so that the run's id does not depend on the symbolic links by which its directory was reached.
+        return Run(uri, store, spec.moved(uri if is_bucket(uri) else str(Path(uri).resolve())), copied_from=spec.uri)
+    except ValueError as error:
         raise BadInput(f"{uri}/{paths.SPEC}: not readable: {' '.join(str(error).split())}") from error
-    return Run(uri, store, spec)
+
+
+def _is_same_place(uri: str, other: str) -> bool:
+    if uri == other or is_bucket(uri) or is_bucket(other):
+        return uri == other
+    try:
+        return Path(uri).samefile(other)
+    except OSError:
+        return False
+
+
+def open_for_work(uri: str) -> Run:
+    """Open a run to go on with it: its spec must be the one that it was started with.
+
+    Raises:
+      BadInput: of `open_run`; or spec.yaml was changed since: the fields are listed, or both hashes.
+    """
+    opened = open_run(uri)
+    created = _created(opened.store)
+    started = created.get("spec_hash")
+    if not isinstance(started, str) or started == opened.spec_hash:
+        return opened
+    cure = f"put {paths.SPEC} back as it was, or start the changed spec under another run.name"
+    try:
+        before = RunSpec.model_validate(created["spec"]).moved(opened.spec.uri)
+    except (KeyError, ValueError):  # an older version recorded the hash only
+        raise BadInput(
+            f"{opened.path(paths.SPEC)} was changed after the run was started (its hash is {opened.spec_hash}, the "
+            f"run's is {started}); {cure}"
+        ) from None
+    changed = differences(before, opened.spec)
+    if not changed:  # both mean the same to this version: another version computed the hash
+        return opened
+    raise BadInput(
+        [
+            Problem(f"{opened.path(paths.SPEC)} ({path})", new, f"the run was started with {old!r}; {cure}")
+            for path, old, new in changed
+        ]
+    )
+
+
+def _created(store: Store) -> dict[str, Any]:
+    """The data of the newest event run.created; empty if there is none that can be read."""
+    for entry in reversed(store.list("events/")):
+        if "-run-" in entry.name:
+            try:
+                event = parse(store.read(entry.name).data, entry.name)
+            except (BadInput, NotFound):
+                continue
+            if event.kind == "run.created":
+                return dict(event.data)
+    return {}
 
 
 def create_run(spec: RunSpec) -> Run:
-    """Write the resolved spec once; a run of the same spec is opened, another spec of that name is refused.
+    """Create the run of a resolved spec, or open it if a run of the same spec is there.
 
     Raises:
-      BadInput: the name is taken by another spec; the fields that differ are listed.
+      BadInput: the name is taken, by another spec (the fields that differ are listed) or by files with no spec; or
+        spec.yaml was changed since the run was started.
     """
     import yaml
 
     store = open_store(spec.uri)
-    # This leaves out fields that are not set; a null in `train.maxtext` or in a patch of the manifest stays.
+    # `exclude_none` leaves out fields that are not set; a null in `train.maxtext` or in a manifest's patch stays.
     document = {"schema": records.SCHEMA, **spec.model_dump(mode="json", exclude_none=True)}
     _refuse_foreign(store)
     try:
         store.create(paths.SPEC, yaml.safe_dump(document, sort_keys=False, allow_unicode=True).encode())
     except Exists:
-        there = open_run(spec.uri)
-        if there.spec_hash != spec.hash():
+        there = open_for_work(spec.uri)
+        if changed := differences(there.spec, spec):
             raise BadInput(
                 [
                     Problem(
                         f"run.name ({path})", new, f"the run {spec.uri} was started with {old!r}; take another run.name"
                     )
-                    for path, old, new in differences(there.spec, spec)
+                    for path, old, new in changed
                 ]
             ) from None
         return there
     created = Run(spec.uri, store, spec)
-    EventLog(store, "run").write("run.created", spec_hash=created.spec_hash)
+    # The spec itself as well: should spec.yaml be changed, the fields can be named.
+    document.pop("schema")
+    EventLog(store, "run").write("run.created", spec_hash=created.spec_hash, spec=document)
     return created
 
 
-def _refuse_foreign(store: Store) -> None:
-    """Checkpoints with no spec beside them are not ours: Orbax would take them for this run's own."""
+# What a run writes: found without a spec, it belongs to somebody. Orbax would take checkpoints for the new run's own.
+_OF_A_RUN = (
+    *("checkpoints/", "checkpoints-rejected/", "proofs/", "export/", "evaluation/", "attempts/", "jobs/"),
+    *(paths.RESULT, paths.CLAIM, paths.STATUS, paths.SLICES),
+)
+
+
+def has_spec(store: Store) -> bool:
+    """Whether a run was created in this directory."""
     try:
         store.read(paths.SPEC)
     except NotFound:
-        foreign = next((entry.name for entry in store.list("checkpoints/")), None)
-        if foreign is not None:
-            raise BadInput(
-                f"{store.uri}: holds {foreign} but no {paths.SPEC}: "
-                "checkpoints of something else; take another run.name"
-            ) from None
+        return False
+    return True
+
+
+def _refuse_foreign(store: Store) -> None:
+    """Refuse a directory that holds files of a run and no spec: they would be taken for the new run's, or replaced."""
+    if has_spec(store):
+        return
+    foreign = next((entry.name for entry in store.list() if entry.name.startswith(_OF_A_RUN)), None)
+    if foreign is not None and not has_spec(store):  # another process may have created the run meanwhile
+        raise BadInput(
+            f"{store.uri}: holds {foreign} but no {paths.SPEC}, so it is of an unknown run; put that run's "
+            f"{paths.SPEC} back, or take another run.name"
+        )
 
 
 def differences(old: RunSpec, new: RunSpec) -> list[tuple[str, object, object]]:

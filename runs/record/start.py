@@ -1,125 +1,144 @@
-"""A person at a terminal as the one who starts a run: `user@host` stays the same, so a name template must not."""
+"""How a run is started from a spec, or found again.
+
+An orchestrator's holder is new with each pipeline run, so one holder gets one run. A person's holder (``user@host``)
+never changes, so a name with a template gives a person a new run each time, unless the last one was interrupted.
+"""
 
 from __future__ import annotations
 
 import getpass
 import hashlib
+import os
 import socket
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Callable
 
 from ..errors import BadInput, Exists, ExitCode, NotFound
 from ..spec import load
-from ..spec.run_spec import is_bucket
+from ..spec.run_spec import RunSpec, is_bucket, is_spec_name
 from ..store import records
+from ..store.base import Store
 from ..store.open import open_store
 from . import paths
 from .claim import read_claim
 from .result import read_result
-from .run import Run, create_run, open_run
-from .status import load_status
+from .run import Run, create_run, differences, has_spec, open_for_work, open_run
+from .status import read_status
 
 
-@dataclass(frozen=True)
-class Started:
-    """A run to drive, and whether it is one that was started before and is not over."""
-
-    run: Run
-    resumed: bool
-
-
-def holder() -> str:
-    """This user on this host, as a claim names it."""
+def this_person() -> str:
+    """This user on this host, as the holder of a claim: ``user@host``."""
     return f"{getpass.getuser()}@{socket.gethostname()}"
 
 
-def start(source: str, who: str) -> Started:
-    """The run of a spec or of a run directory.
+def is_spec(source: str) -> bool:
+    """Whether `source` names a spec, by its suffix .yaml or .yml; otherwise it is the URI of a run directory.
 
-    A name with a template is a new run each time, unless the last one that this person started from the same spec
-    would be resumed by running again: a launcher that was killed or interrupted finds its run.
+    On this machine a folder is a run directory, and anything else that exists is read, or refused, as a spec.
     """
-    if not source.endswith((".yaml", ".yml")):
-        if not is_bucket(source) and Path(source).is_file():
-            raise BadInput(f"{source}: a spec's name ends in .yaml or .yml; rename it, or give a run directory")
-        return Started(open_run(source), True)
-    spec = load.read_spec(source)
-    if not load.has_template(spec):
-        run = create_run(spec)
-        return Started(run, read_claim(run.store) is not None)
-    starts = open_store(spec.run.output)
-    record = start_record(f"{who}\n{spec.run.name}")
-    try:
-        last = open_run(records.load(starts.read(record).data, record)["run"])
-        same = last.spec.model_copy(update={"run": spec.run}) == spec
-        if same and _would_resume(last):
-            return Started(last, True)
-    except (NotFound, BadInput):
-        pass  # the first one, or its directory is gone
-    run = create_run(load.expand_name(spec, who))
-    starts.put(record, records.dump({"run": run.uri, "holder": who}))
-    return Started(run, False)
+    path = os.path.expanduser(source)  # noqa: PTH111 - like the next line it never raises, whatever the text is
+    if is_bucket(source) or not os.path.lexists(path):
+        return is_spec_name(source)
+    return not os.path.isdir(path)  # noqa: PTH112
 
 
-def _would_resume(run: Run) -> bool:
-    """Whether running again goes on with this run: it is driven, or it was interrupted or lost before its result."""
-    claim = read_claim(run.store)
-    if claim is None or claim.claim.state != "done":
-        return claim is not None
-    status = load_status(run.read(paths.STATUS))
-    ended_well_enough = (None, ExitCode.INFRASTRUCTURE, ExitCode.ENDED_ON_REQUEST, ExitCode.EVICTED)
-    return read_result(run) is None and status is not None and status.exit in ended_well_enough
+def start_or_open(source: str, holder: str, login: Callable[[RunSpec], None], *, person: bool = False) -> Run:
+    """Start the run of a spec, or open the run that it was started as; a run directory is opened as it is.
 
+    A name without a template is one run for every holder. A name with a template is expanded once for the holder of an
+    orchestrator (docs/contracts.md 2). For a person it is expanded anew, unless running the last run again would resume
+    it: a launcher that was killed or interrupted finds its run.
 
-def start_record(who: str) -> str:
-    """Where, below the output, it is on record which run somebody started from a name with a template."""
-    return f".starts/{hashlib.sha256(who.encode()).hexdigest()[:16]}.json"
+    Args:
+      source: path or URI of a spec, which is read once, or URI of a run directory.
+      holder: the orchestrator's run, or ``user@host``.
+      login: called with the spec before anything of a run is written; raises when the platform refuses this process.
+      person: the holder is a person.
 
-
-def start_run(source: str, holder: str) -> Run:
-    """From a spec to its run, the same one for every caller with this holder (contracts.md 2).
-
-    A name with a template is expanded once per holder: whoever comes first leaves a record under `.starts`.
+    Raises:
+      BadInput: the spec is wrong, there is no run, its spec.yaml was changed since it was started, or the run's name is
+        taken by another spec.
     """
+    if not is_spec(source):
+        return open_for_work(source)
     spec = load.read_spec(source)
+    login(spec)
     if not load.has_template(spec):
         return create_run(spec)
-    starts = open_store(spec.run.output)
-    record = start_record(holder)
-    expanded = load.expand_name(spec, holder)
-    try:
-        starts.create(record, records.dump({"run": expanded.uri, "holder": holder}))
-    except Exists:
-        uri = records.load(starts.read(record).data, record)["run"]
-        expanded = spec.model_copy(update={"run": spec.run.model_copy(update={"name": uri.rpartition("/")[2]})})
-    return create_run(expanded)
+    return _start_for_person(spec, holder) if person else _start_for_orchestrator(spec, holder)
 
 
 def find_run(source: str, holder: str) -> Run | None:
-    """The run behind a stage's `run` parameter: a run directory, or a spec that was started by this holder.
+    """The run of a release: of a run directory, or of a spec that this holder has started. Starts nothing.
 
-    None when the spec was never started: nothing to release. A run of that name that was started from another spec is
-    somebody else's, unless this holder drives it and the spec was edited meanwhile.
+    Returns None when no run was started: there is nothing to release. A run of the spec's name that was started from
+    another spec belongs to somebody else, unless this holder drives it: then the spec was edited meanwhile.
     """
-    if not source.endswith((".yaml", ".yml")):
+    if not is_spec(source):
         return open_run(source)
     spec = load.read_spec(source, with_inputs=False)
     if load.has_template(spec):
-        record = start_record(holder)
         try:
-            uri = str(records.load(open_store(spec.run.output).read(record).data, record)["run"])
+            uri = _recorded(open_store(spec.run.output), _start_record(holder))
         except NotFound:
             return None
-        return open_run(uri) if _is_there(uri) else None  # whoever wrote the record may have got no further
-    if not _is_there(spec.uri):
+        # The process that wrote the record may have died after that.
+        return open_run(uri) if has_spec(open_store(uri)) else None
+    if not has_spec(open_store(spec.uri)):
         return None
     found = open_run(spec.uri)
     return found if found.spec_hash == spec.hash() or (found.read(paths.CLAIM) or {}).get("holder") == holder else None
 
 
-def _is_there(uri: str) -> bool:
+def _start_record(who: str) -> str:
+    """Name, below the output, of the record that says which run somebody started from a name with a template."""
+    return f".starts/{hashlib.sha256(who.encode()).hexdigest()[:16]}.json"
+
+
+def _start_for_orchestrator(spec: RunSpec, holder: str) -> Run:
+    """The same run for every caller with this holder: the first one creates the record, the others follow it."""
+    output = open_store(spec.run.output)
+    record = _start_record(holder)
+    expanded = load.expand_name(spec, holder)
     try:
-        open_store(uri).read(paths.SPEC)
-    except NotFound:
-        return False
-    return True
+        output.create(record, records.dump({"run": expanded.uri, "holder": holder}))
+    except Exists:
+        name = _recorded(output, record).rpartition("/")[2]
+        expanded = spec.model_copy(update={"run": spec.run.model_copy(update={"name": name})})
+    return create_run(expanded)
+
+
+def _start_for_person(spec: RunSpec, who: str) -> Run:
+    """The last run that this person started from this spec, if running again resumes it; otherwise a new one."""
+    output = open_store(spec.run.output)
+    record = _start_record(f"{who}\n{spec.run.name}")
+    try:
+        last = open_for_work(_recorded(output, record))
+        if not differences(last.spec.model_copy(update={"run": spec.run}), spec) and _resumes(last):
+            return last
+    except (NotFound, BadInput):
+        pass  # there is no last run, or its directory is gone, damaged or changed
+    run = create_run(load.expand_name(spec, who))
+    output.put(record, records.dump({"run": run.uri, "holder": who}))
+    return run
+
+
+def _resumes(run: Run) -> bool:
+    """Whether running again resumes this run: it is driven, or was interrupted or lost before it had a result."""
+    claim = read_claim(run.store)
+    if claim is None or claim.claim.state != "done":
+        return claim is not None
+    status = read_status(run)
+    return read_result(run) is None and status is not None and ExitCode.of(status.exit).resumable
+
+
+def _recorded(output: Store, record: str) -> str:
+    """URI of the run in a start record: below this output, which may have been moved since.
+
+    Raises:
+      NotFound: there is no record.
+      BadInput: it is damaged.
+    """
+    found = records.load(output.read(record).data, f"{output.uri}/{record}").get("run")
+    if not isinstance(found, str) or not found.rpartition("/")[2]:
+        raise BadInput(f"{output.uri}/{record}: names no run; delete it, and give the directory of a run to go on with")
+    return f"{output.uri}/{found.rpartition('/')[2]}"

@@ -1,15 +1,20 @@
-"""status.json: the trainer's heartbeat and fence, as data (contracts.md 6)."""
+"""status.json: the trainer's heartbeat and fence, as data (docs/contracts.md 6)."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass, field, fields
-from typing import Any, Literal, get_args
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
 
-from ..errors import BadInput
+from pydantic import TypeAdapter, ValidationError
+
+from ..errors import Damaged
 from ..store import records
+from . import paths
+from .run import Run
 
 Phase = Literal["starting", "waiting", "restoring", "compiling", "training", "saving", "stopping", "ended"]
+_DAMAGED = "the file is damaged, or elastic-tpu did not write it"
 
 
 @dataclass(frozen=True)
@@ -22,7 +27,22 @@ class SliceCount:
 
 @dataclass(frozen=True)
 class Status:
-    """Where the trainer is. `step` is the last completed step (-1 before the first), seconds are of one step."""
+    """Where the trainer is, as of its last heartbeat.
+
+    Attributes:
+      attempt: process start, from 1.
+      nonce: of the process that writes the file; another trainer's differs.
+      recovery: recoveries within this process so far.
+      step: last completed step, -1 before the first.
+      steps: that the spec asks for.
+      loss: of `step`.
+      step_seconds: smoothed wall seconds of a step.
+      eta: seconds until the last step.
+      proven_step: newest checkpoint that is proven.
+      reason: why the trainer waits or has ended, in words.
+      exit: exit code, once the phase is ended.
+      trained_seconds: wall seconds in steps since the last recovery or the start of the process.
+    """
 
     run_id: str
     attempt: int
@@ -49,21 +69,31 @@ class Status:
         return records.dump(record)
 
 
+_STATUS = TypeAdapter(Status)
+
+
 def load_status(record: dict[str, Any] | None) -> Status | None:
-    """A status from its record; fields of a newer writer that this version does not know are ignored.
+    """A status from its record; fields that only a newer version knows are ignored.
 
     Raises:
-      BadInput: it is no status.
+      Damaged: the record is not a status.
     """
     if record is None:
         return None
-    known = {f.name for f in fields(Status)}
-    values = {key: value for key, value in record.items() if key in known}
     try:
-        values["slices"] = SliceCount(**values.get("slices", {}))
-        status = Status(**values)
-    except TypeError as error:
-        raise BadInput(f"status.json: not the status of a trainer ({error}); it was damaged or is not ours") from error
-    if status.phase not in get_args(Phase):
-        raise BadInput(f"status.json: unknown phase {status.phase!r}; it was damaged or is not ours")
-    return status
+        return _STATUS.validate_python(record)
+    except ValidationError as error:
+        wrong = records.wrong_fields(error)
+        raise Damaged(f"{paths.STATUS}: not the status of a trainer ({wrong}); {_DAMAGED}") from error
+
+
+def read_status(run: Run) -> Status | None:
+    """The status of the run's trainer; None if there is none, or if the file is damaged: the next trainer replaces it.
+
+    Raises:
+      BadInput: a newer version wrote it.
+    """
+    try:
+        return load_status(run.read(paths.STATUS))
+    except Damaged:
+        return None

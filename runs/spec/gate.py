@@ -1,9 +1,10 @@
 """The evaluation gate: conditions such as ``heldout.loss <= 1.85`` on the metrics of an evaluation.
 
-Pure and standard library only: the spec's validation parses the conditions, and the verdict is computed again
-whenever it is read, so a changed gate needs no new evaluation. The gate fails closed: what is missing, not a number
-or not finite does not pass. An evaluation that contradicts itself (no tokens, documents left out, worse than
-guessing) is INVALID, which is another thing than a model that is not good enough: its figures say nothing.
+Pure and standard library only. The spec's validation parses the conditions; the verdict is computed whenever it is
+read, so a changed gate needs no new evaluation. A metric that is missing or not a number does not pass. An evaluation
+that contradicts itself (a figure that is not finite, a loss and a perplexity that do not agree, no tokens, documents
+left out, worse than guessing) is INVALID, not failed, also where there is no gate: its figures say nothing about the
+model.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from __future__ import annotations
 import math
 import operator
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -24,12 +25,20 @@ OPERATORS: Mapping[str, Callable[[float, float], bool]] = {
     ">": operator.gt,
 }
 _CONDITION = re.compile(r"\s*(?P<metric>[A-Za-z_][\w.,/-]*)\s*(?P<operator><=|>=|<|>)\s*(?P<bound>\S+)\s*")
-# What belongs to the metric itself (window, data, tokens, rounding): two figures that differ here do not compare.
-SETTINGS = ("max_length", "prefix_token", "data_digest", "tokenizer_digest", "dtype")
 # A model that guesses may come out this much above ln(vocabulary), in nats.
 _ROUNDING = 1e-4
+# Relative; figures of another evaluator may be rounded to a few digits.
+_AGREES = 0.01
+# What this product measures: definitions and units are those of `HeldoutResult`.
+HELDOUT = "heldout"
+# The metrics that a gate may name, but for an evaluator of the user's own.
+METRICS = tuple(
+    f"{HELDOUT}.{name}"
+    for name in ("loss", "perplexity", "bits_per_byte", "uniform_loss", "tokens", "documents", "bytes")
+)
 
-Outcome = Literal["passed", "failed", "invalid"]
+# "none": there is no gate, and nothing speaks against the evaluation.
+Outcome = Literal["passed", "failed", "invalid", "none"]
 
 
 @dataclass(frozen=True)
@@ -46,7 +55,7 @@ class Condition:
 
 @dataclass(frozen=True)
 class GateLine:
-    """One condition and what became of it; `why` is empty when it holds."""
+    """One condition and its result; `why` is empty when it holds."""
 
     metric: str
     operator: str
@@ -63,7 +72,7 @@ class GateLine:
 
 @dataclass(frozen=True)
 class GateReport:
-    """The gate's verdict: one line a condition, and why the evaluation itself cannot be trusted, if so."""
+    """The gate's verdict: a line for each condition, and in `invalid` why the evaluation cannot be trusted, if so."""
 
     outcome: Outcome
     lines: tuple[GateLine, ...]
@@ -71,23 +80,36 @@ class GateReport:
 
     @property
     def passed(self) -> bool:
-        """Whether the model may go on: every condition holds and the evaluation is valid."""
+        """Whether there is a gate, every condition holds and the evaluation is valid."""
         return self.outcome == "passed"
 
     @property
+    def words(self) -> str:
+        """The verdict in two words."""
+        return "no gate" if self.outcome == "none" else f"gate {self.outcome}"
+
+    @property
     def problems(self) -> tuple[str, ...]:
-        """Why it did not pass; empty exactly when it did."""
+        """Why the evaluation is no success; empty exactly when the gate passed or there is none."""
         return (*(f"invalid: {why}" for why in self.invalid), *(str(line) for line in self.lines if not line.ok))
 
+    @property
+    def why(self) -> str:
+        """The problems as one sentence; empty when there are none."""
+        if not self.problems:
+            return ""
+        what = "the evaluation cannot be trusted" if self.invalid else "the gate did not pass"
+        return f"{what}: {'; '.join(self.problems)}"
+
     def __str__(self) -> str:
-        return "\n".join([f"gate {self.outcome}", *(f"INVALID {why}" for why in self.invalid), *map(str, self.lines)])
+        return "\n".join([self.words, *(f"INVALID {why}" for why in self.invalid), *map(str, self.lines)])
 
 
 def parse_gate(text: str) -> Condition:
     """One condition from its text.
 
     Raises:
-      BadInput: not ``metric operator number``, with the text and the cure.
+      BadInput: the text is not ``metric operator number``.
     """
     match = _CONDITION.fullmatch(text) if isinstance(text, str) else None
     bound = _number(match["bound"]) if match else None
@@ -97,33 +119,42 @@ def parse_gate(text: str) -> Condition:
     return Condition(match["metric"], match["operator"], bound)
 
 
-def evaluate_gate(expressions: Sequence[str], metrics: Mapping[str, object], *, min_tokens: int = 1) -> GateReport:
+def evaluate_gate(
+    expressions: Sequence[str], metrics: Mapping[str, object], *, min_tokens: int = 1, required: Sequence[str] = ()
+) -> GateReport:
     """Judge an evaluation.
 
     Args:
       expressions: conditions, all of which must hold.
       metrics: the evaluation's results, nested (``{"heldout": {"loss": 1.7}}``) or with dotted names.
       min_tokens: an evaluation that scored fewer tokens is invalid.
+      required: groups of metrics without which it is invalid.
+
     Raises:
       BadInput: a condition cannot be read.
     """
     conditions = [parse_gate(text) for text in expressions]
-    groups = sorted(
-        {c.metric.partition(".")[0] for c in conditions} | ({"heldout"} & {k.partition(".")[0] for k in metrics})
+    there = {name.partition(".")[0] for name in metrics}
+    groups = sorted({c.metric.partition(".")[0] for c in conditions} | ({HELDOUT} & there))
+    invalid = (
+        *(f"{group} was not measured" for group in required if group not in there),
+        *_not_finite(metrics),
+        *(why for group in groups for why in _contradictions(group, metrics, min_tokens)),
+        *(_disagreements(metrics) if HELDOUT in there else ()),
     )
-    invalid = tuple(why for group in groups for why in _contradictions(group, metrics, min_tokens))
     lines = tuple(_judge(condition, metrics) for condition in conditions)
-    outcome: Outcome = "invalid" if invalid else "passed" if all(line.ok for line in lines) else "failed"
-    return GateReport(outcome, lines, invalid)
+    judged: Outcome = "none" if not lines else "passed" if all(line.ok for line in lines) else "failed"
+    return GateReport("invalid" if invalid else judged, lines, invalid)
 
 
-def incomparable(baseline: Mapping[str, object], candidate: Mapping[str, object]) -> tuple[str, ...]:
-    """The settings in which two evaluations differ, so that their figures must not be compared; empty if none."""
-    return tuple(
-        f"{name}: {baseline.get(name)!r} and {candidate.get(name)!r}"
-        for name in SETTINGS
-        if baseline.get(name) is None or baseline.get(name) != candidate.get(name)
-    )
+def has_figure(metrics: Mapping[str, object]) -> bool:
+    """Whether anything was measured: a number is among the metrics, finite or not."""
+    return any(True for _ in _numbers(metrics))
+
+
+def is_figure(value: object) -> bool:
+    """Whether a metric is a finite number."""
+    return not _unusable(value)
 
 
 def _judge(condition: Condition, metrics: Mapping[str, object]) -> GateLine:
@@ -134,12 +165,56 @@ def _judge(condition: Condition, metrics: Mapping[str, object]) -> GateLine:
     return GateLine(condition.metric, condition.operator, condition.bound, value, not why, why)
 
 
+def _numbers(metrics: Mapping[str, object], above: str = "") -> Iterator[tuple[str, int | float]]:
+    for name, value in metrics.items():
+        if isinstance(value, Mapping):
+            yield from _numbers(value, f"{above}{name}.")
+        elif isinstance(value, int | float) and not isinstance(value, bool):
+            yield f"{above}{name}", value
+
+
+def _not_finite(metrics: Mapping[str, object]) -> list[str]:
+    return [f"{name} is {_short(value)}: {why}" for name, value in _numbers(metrics) if (why := _unusable(value))]
+
+
+def _number_of(metrics: Mapping[str, object], name: str) -> float | None:
+    found, value = _look_up(name, metrics)
+    return _float(value) if found and not _unusable(value) else None
+
+
+def _disagreements(metrics: Mapping[str, object]) -> list[str]:
+    """Held-out figures that are missing or no numbers, or that do not agree with one another."""
+    why = []
+    for name in ("loss", "perplexity", "bits_per_byte", "bytes"):
+        found, value = _look_up(f"{HELDOUT}.{name}", metrics)
+        if not found and name == "loss":
+            why.append(f"{HELDOUT}.loss is missing")
+        elif found and value is None:
+            why.append(f"{HELDOUT}.{name} is null: it was not finite, or not measured")
+        elif found and (isinstance(value, bool) or not isinstance(value, int | float)):
+            why.append(f"{HELDOUT}.{name} is {_short(value)}: {_unusable(value)}")
+    loss, perplexity, bits, size, tokens = (
+        _number_of(metrics, f"{HELDOUT}.{name}") for name in ("loss", "perplexity", "bits_per_byte", "bytes", "tokens")
+    )
+    if loss is None:
+        return why
+    if loss < -_ROUNDING:
+        why.append(f"{HELDOUT}.loss is {loss:.6g}: a mean of negative log-likelihoods is not below 0")
+    if perplexity is not None and not math.isclose(perplexity, _exp(loss), rel_tol=_AGREES):
+        why.append(f"{HELDOUT}.perplexity is {perplexity:.6g}, but exp({HELDOUT}.loss) is {_exp(loss):.6g}")
+    if bits is not None and size is not None and tokens is not None:
+        expected = loss * tokens / math.log(2) / size if size > 0 else math.nan
+        if not math.isclose(bits, expected, rel_tol=_AGREES, abs_tol=1e-9):
+            counted = f"{tokens:.0f} tokens in {size:.0f} bytes of loss {loss:.6g}"
+            why.append(f"{HELDOUT}.bits_per_byte is {bits:.6g}, but {counted} give {expected:.6g}")
+    return why
+
+
 def _contradictions(group: str, metrics: Mapping[str, object], min_tokens: int) -> list[str]:
     """Why the results of `group` cannot be true, whatever the conditions say."""
 
     def number(name: str) -> float | None:
-        found, value = _look_up(f"{group}.{name}", metrics)
-        return _float(value) if found and not _unusable(value) else None
+        return _number_of(metrics, f"{group}.{name}")
 
     why = []
     has_tokens, tokens = _look_up(f"{group}.tokens", metrics)
@@ -178,6 +253,16 @@ def _unusable(value: object) -> str:
         return "" if math.isfinite(value) else "not finite"
     except OverflowError:
         return "too large to compare"
+
+
+def _short(value: object) -> str:
+    """A value for a message, however long it is."""
+    text = str(value)
+    return text if len(text) <= 40 else f"{text[:30]}... ({len(text)} characters)"
+
+
+def _exp(value: float) -> float:
+    return math.exp(value) if value < 700 else math.inf
 
 
 def _float(value: object) -> float:

@@ -1,4 +1,4 @@
-"""What a spec for GKE must say, and what cannot be run there: rules of contradictions.py for that platform."""
+"""Rules for platform `gke`, in the form of those in rules.py: what a spec must say there, and what cannot run there."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _JOBS = ("export", "evaluate")
 
 
 def own_evaluator(spec: RunSpec) -> bool:
-    """Whether the user's own command evaluates: what it measures, and on what, is its own affair."""
+    """Whether the user's own command evaluates: then the product knows neither its data nor its metrics."""
     return spec.platform == "gke" and spec.gke is not None and bool(spec.gke.jobs.evaluate.command)
 
 
@@ -32,7 +32,7 @@ def is_mounted(spec: RunSpec, path: str) -> bool:
 
 
 def reservation_of(name: str) -> tuple[str, str]:
-    """Project (empty: the run's own) and name of a reservation, from its name or its path; empty if it is neither."""
+    """Project (empty: the run's own) and name of a reservation, from its name or path; both empty if it is neither."""
     match = _RESERVATION.fullmatch(name)
     return (match["project"] or "", match["name"]) if match else ("", "")
 
@@ -102,7 +102,7 @@ def _shape(spec: RunSpec) -> SliceShape | None:
     try:
         return plan.shape_of(spec)
     except BadInput:
-        return None  # told already
+        return None  # rules.py reports it
 
 
 def _machine(spec: RunSpec, gke: Gke) -> Iterator[Problem]:
@@ -112,7 +112,9 @@ def _machine(spec: RunSpec, gke: Gke) -> Iterator[Problem]:
     field = "machine_type" if spec.slices.machine_type is not None else "type"
     value = getattr(spec.slices, field)
     if not shape.pathways_instance_type:
-        yield Problem(f"slices.{field}", value, "Pathways knows no machines of one chip; take one of four or eight")
+        yield Problem(
+            f"slices.{field}", value, "has one chip a machine, which Pathways does not run; take four or eight"
+        )
     elif not shape.multi_host and spec.slices.count > 1 and not gke.single_host_slices:
         cure = (
             "is one VM, and GKE joins only slices of several; take a larger slice, `slices.count: 1`, or "
@@ -131,7 +133,7 @@ def _reservation(spec: RunSpec, gke: Gke) -> Iterator[Problem]:
 def _labels(spec: RunSpec, gke: Gke) -> Iterator[Problem]:
     for key, value in spec.run.labels.items():
         if key.startswith(patch_rules.OURS):
-            yield Problem(f"run.labels.{key}", value, "is how the run is found; take another name")
+            yield Problem(f"run.labels.{key}", value, "is reserved: the product finds the run by it; take another name")
         elif key == patch_rules.QUEUE:
             yield Problem(f"run.labels.{key}", value, "is set by the product; use slices.queue")
 
@@ -139,7 +141,7 @@ def _labels(spec: RunSpec, gke: Gke) -> Iterator[Problem]:
 def _environment(spec: RunSpec, gke: Gke) -> Iterator[Problem]:
     for name in spec.secrets:
         if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
-            yield Problem(f"secrets.{name}", None, "its name becomes an environment variable: letters, digits and '_'")
+            yield Problem(f"secrets.{name}", None, "names an environment variable; use letters, digits and '_'")
         elif name in (*patch_rules.HEAD_ENV, patch_rules.RUN_ENV):
             yield Problem(f"secrets.{name}", None, "is a variable that the product sets; take another name")
 

@@ -1,4 +1,7 @@
-"""The section `gke` of a spec: the cluster, the images, the jobs that follow training, and patches of the pods."""
+"""The section `gke` of a spec: the cluster, the images, the jobs that follow training, and patches of the pods.
+
+As in run_spec.py, docstrings and descriptions are what docs/spec.md and the JSON Schema say.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, Field
 
 from .fields import Duration, KubernetesName, Name, Plain, Section
+from .images import TRAINER_JAX
 
 
 def _not_too_short(value: float) -> float:
@@ -21,58 +25,117 @@ Interval = Annotated[Duration, AfterValidator(_not_too_short)]
 class Pathways(Section):
     """The Pathways images: one tag for the server and the proxy, which must be of one release.
 
-    `server` and `proxy` are repositories, with a digest (`@sha256:...`) where the copy is to be pinned as well.
+    `server` and `proxy` are repositories without a tag; a digest (`@sha256:...`) pins the image and wins over `tag`.
     """
 
-    tag: Name = Field(description="<date>-jax_<version>, with the version of JAX that the trainer has")
-    server: Name = "us-docker.pkg.dev/cloud-tpu-v2-images/pathways/server"
-    proxy: Name = "us-docker.pkg.dev/cloud-tpu-v2-images/pathways/proxy_server"
-    colocated_python: Name | None = Field(default=None, description="image of the sidecar that MaxText's keys need")
+    tag: Name = Field(
+        description=f"Release of the images: `<yyyymmdd>-jax_{TRAINER_JAX}`, which names the JAX of the trainer."
+    )
+    server: Name = Field(
+        default="us-docker.pkg.dev/cloud-tpu-v2-images/pathways/server",
+        description="Repository of the server: the resource manager and the workers.",
+    )
+    proxy: Name = Field(
+        default="us-docker.pkg.dev/cloud-tpu-v2-images/pathways/proxy_server",
+        description="Repository of the proxy, through which the trainer reaches the slices.",
+    )
+    colocated_python: Name | None = Field(
+        default=None,
+        description="Image of the sidecar beside the workers, with the trainer's JAX and Python. Required by "
+        "MaxText's `colocated_python_data_input` and `colocated_python_checkpointing`.",
+    )
 
 
 class GkeJob(Section):
-    """An export or an evaluation: on CPU, or on one TPU host, in the trainer image or with the user's own command.
+    """An export or an evaluation: a Job on CPU or on one TPU host, with the product's command or the user's own.
 
-    A command of one's own finds the run in $ELASTIC_TPU_RUN: `result.json` names the final step, `export/<step>/` is
-    the model. An evaluator writes `evaluation/<name>.json` there: {key, export_digest, metrics}, with the digest of
-    `export/<step>/manifest.json`. `memory` in GiB; `patch` is merged into the pod template.
+    The user's own command finds the URI of the run in `$ELASTIC_TPU_RUN`: there `result.json` names the final step, and
+    `export/<step>/` is the model. An evaluator writes `evaluation/<name>.json` there: `{key, export_digest, metrics}`,
+    with the `export_digest` that `export/<step>/manifest.json` holds.
     """
 
-    hardware: Literal["cpu", "tpu"] = "cpu"
-    image: Name | None = None
-    command: list[Name] = Field(default_factory=list)
-    cpu: float = Field(default=8.0, gt=0, le=1024, allow_inf_nan=False)
-    memory: float = Field(default=32.0, gt=0, le=65536, allow_inf_nan=False)
-    patch: dict[str, Plain] = Field(default_factory=dict)
+    hardware: Literal["cpu", "tpu"] = Field(
+        default="cpu", description="`tpu`: one TPU host of the slices' machine type, with all its chips."
+    )
+    image: Name | None = Field(
+        default=None, description="Image, with a tag that stays or a digest. Without it: `gke.image`."
+    )
+    command: list[Name] = Field(
+        default_factory=list, description="Command, one argument an item. Without it: the product's own."
+    )
+    cpu: float = Field(default=8.0, gt=0, le=1024, allow_inf_nan=False, description="CPU cores to request.")
+    memory: float = Field(
+        default=32.0, gt=0, le=65536, allow_inf_nan=False, description="Memory in GiB: request and limit."
+    )
+    patch: dict[str, Plain] = Field(
+        default_factory=dict, description="Patch of the pod template, merged as `gke.head`; the container is `trainer`."
+    )
 
 
 class GkeJobs(Section):
     """The jobs that follow training."""
 
-    export: GkeJob = GkeJob()
-    evaluate: GkeJob = GkeJob()
+    export: GkeJob = Field(default=GkeJob(), description="The export of the final checkpoint.")
+    evaluate: GkeJob = Field(default=GkeJob(), description="The evaluation of the export.")
 
 
 class Gke(Section):
-    """Where the run goes on GKE. `head` and `worker` are patches merged into the pod templates.
+    """The cluster, the images, the jobs that follow training, and patches of the pods.
 
-    The cluster is that of `context` and `kubeconfig`, or of project, location and cluster, or the one around.
+    The cluster is the first of these that there is: the one of `kubeconfig` or `context`; the one of `project`,
+    `location` and `cluster`, through Google's API; the one that the launcher is a pod of; the one of `$KUBECONFIG` or
+    `~/.kube/config`.
     """
 
-    project: Name | None = None
-    location: Name | None = None
-    cluster: Name | None = None
-    endpoint: Literal["public", "private", "dns"] = "public"
-    context: Name | None = None
-    kubeconfig: Name | None = None
-    namespace: KubernetesName = "default"
-    service_account: KubernetesName = "elastic-tpu-trainer"
-    priority_class: KubernetesName | None = None
-    image: Name | None = Field(default=None, description="of the trainer")
-    pathways: Pathways | None = None
-    single_host_slices: bool = Field(default=False, description="several slices of one VM: not verified on GKE")
-    ttl: Duration = 3600.0
-    interval: Interval = Field(default=15.0, description="between two heartbeats, and two looks at the run")
-    jobs: GkeJobs = GkeJobs()
-    head: dict[str, Plain] = Field(default_factory=dict)
-    worker: dict[str, Plain] = Field(default_factory=dict)
+    project: Name | None = Field(default=None, description="Google Cloud project of the cluster.")
+    location: Name | None = Field(default=None, description="Region or zone of the cluster, e.g. `europe-west4`.")
+    cluster: Name | None = Field(default=None, description="Name of the cluster; with `project` and `location`.")
+    endpoint: Literal["public", "private", "dns"] = Field(
+        default="public", description="Endpoint of `cluster` that the launcher calls."
+    )
+    context: Name | None = Field(
+        default=None, description="Context of the kubeconfig. Without it: the kubeconfig's current context."
+    )
+    kubeconfig: Name | None = Field(
+        default=None, description="Path of a kubeconfig. Without it: `$KUBECONFIG`, else `~/.kube/config`."
+    )
+    namespace: KubernetesName = Field(
+        default="default", description="Namespace of everything that the run creates; it must exist."
+    )
+    service_account: KubernetesName = Field(
+        default="elastic-tpu-trainer",
+        description="Kubernetes service account of the run's pods; deploy/rbac.yaml makes it.",
+    )
+    priority_class: KubernetesName | None = Field(
+        default=None, description="PriorityClass of the run's pods. Without it: the cluster's default."
+    )
+    image: Name | None = Field(
+        default=None,
+        description="Image of the trainer, with a tag that stays or a digest; `latest` is refused. Required on "
+        "platform `gke`.",
+    )
+    pathways: Pathways | None = Field(default=None, description="The Pathways images. Required on platform `gke`.")
+    single_host_slices: bool = Field(
+        default=False, description="Allow several slices of one VM each: not verified on GKE."
+    )
+    ttl: Duration = Field(
+        default=3600.0, description="How long Kubernetes keeps the JobSet and the Jobs after their end."
+    )
+    interval: Interval = Field(
+        default=15.0,
+        description="Time between two heartbeats of the trainer, each a write to the bucket, and between two looks of "
+        "a launcher at the run. At least 100ms.",
+    )
+    jobs: GkeJobs = Field(
+        default=GkeJobs(), description="Hardware, images and commands of the export and the evaluation."
+    )
+    head: dict[str, Plain] = Field(
+        default_factory=dict,
+        description="Patch of the head's pod template (containers `trainer`, `pathways-rm`, `pathways-proxy`): "
+        "mappings are merged, containers, volumes and variables by name, `args` of Pathways by flag, other lists are "
+        "replaced, null deletes. What the run depends on cannot be changed.",
+    )
+    worker: dict[str, Plain] = Field(
+        default_factory=dict,
+        description="Patch of the workers' pod template (container `pathways-worker`), merged as `head`.",
+    )

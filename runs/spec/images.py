@@ -1,7 +1,7 @@
-"""Container images by reference: those are refused that may be another image on the tenth day than on the first.
+"""Checks of container image references: an image must be the same on the tenth day of a run as on the first.
 
-`latest` and a missing tag name whatever was pushed last: a slice that comes back on the tenth day would run other code
-than its neighbours. Pathways servers must match the trainer's JAX, which their tags name.
+`latest` and a missing tag are refused: they name whatever was pushed last, so a slice that comes back later would run
+other code than the others. Pathways images must match the trainer's JAX, which their tags name.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _TAG = re.compile(r"\w[\w.-]{0,127}")
 
 
 def split(image: str) -> tuple[str, str, str]:
-    """Repository, tag and digest of a reference; what is not there is empty."""
+    """Repository, tag and digest of a reference; missing parts are empty."""
     name, _, digest = image.partition("@")
     folder, slash, last = name.rpartition("/")
     last, _, tag = last.partition(":")
@@ -26,10 +26,10 @@ def split(image: str) -> tuple[str, str, str]:
 
 
 def image_problem(image: str) -> str:
-    """The cure of an image that cannot be run as it is; empty when it can."""
+    """What is wrong with an image reference, with the cure; empty when nothing is."""
     repository, tag, digest = split(image)
     if tag == "latest":
-        return "`latest` names another image tomorrow; give a tag that stays, or a digest"
+        return "`latest` may name another image tomorrow; give a tag that stays, or a digest"
     if digest and not _DIGEST.fullmatch(digest):
         return "its digest must be @sha256: and 64 hex digits"
     if not _REPOSITORY.fullmatch(repository) or (tag and not _TAG.fullmatch(tag)):
@@ -38,7 +38,7 @@ def image_problem(image: str) -> str:
 
 
 def pathways_tag_problem(tag: str) -> str:
-    """The cure of a Pathways tag that is not for the trainer's JAX; empty when it is."""
+    """What is wrong with a Pathways tag, with the cure; empty when it is for the trainer's JAX."""
     match = _PATHWAYS_TAG.fullmatch(tag)
     if match is None:
         return f"must be a release that names its JAX: <yyyymmdd>-jax_{TRAINER_JAX}"
@@ -48,13 +48,13 @@ def pathways_tag_problem(tag: str) -> str:
 
 
 def pathways_repository_problem(image: str) -> str:
-    """The cure of a Pathways repository that is none; empty when it is one."""
+    """What is wrong with the repository of a Pathways image, with the cure; empty when nothing is."""
     repository, tag, _ = split(image)
     if tag:
-        return f"the tag is said once, for server and proxy: write {repository!r} here and {tag!r} in gke.pathways.tag"
+        return f"server and proxy share one tag: write {repository!r} here and {tag!r} in gke.pathways.tag"
     return image_problem(f"{image}@sha256:{'0' * 64}" if "@" not in image else image)
 
 
 def pathways_image(repository: str, tag: str) -> str:
-    """The reference to run: a digest decides over the tag, which then says only what JAX it has."""
+    """The reference to run. A digest wins over the tag, which then only says which JAX the image has."""
     return repository if "@" in repository else f"{repository}:{tag}"

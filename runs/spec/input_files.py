@@ -1,6 +1,8 @@
-"""Whether the local files that a spec names are there: looked at before anything is created or any slice is taken.
+"""Checks the local input files of a spec, before anything is created or any slice is taken.
 
-Buckets are left to the trainer: the launcher's credentials need not reach the data. So are, on GKE, paths in volumes.
+They must exist and hold what training and evaluation need (file_contents.py). Not checked: files in buckets, because
+the launcher's credentials need not reach them, and on GKE paths in volumes. The trainer finds what is wrong with these.
+With a `local.trainer`, which may read other formats, files need only exist.
 """
 
 from __future__ import annotations
@@ -9,17 +11,21 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from glob import glob
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
+from .. import extras
 from ..errors import Problem
-from .plan import NOT_FILES
+from . import file_contents, maxtext_config
+from .plan import NOT_FILES, data_kind
 from .run_spec import is_bucket
 
 _TOKENIZER = "tokenizer.json"
+_SHOWN = 10  # files of a data set whose problems are told
+_READERS = {"parquet": "pyarrow", "arrayrecord": "array_record"}  # the library that reads a kind of file
 
 
 def problems(document: Mapping[str, Any]) -> list[Problem]:
-    """Problems with the local paths of a spec's document; what is not a path there is somebody else's problem."""
+    """Problems with the local paths of a spec's document; values that are not local paths are left to other checks."""
     questions: Sequence[tuple[str, str, Callable[[Path], str]]] = (
         ("data", "train", _data_problem),
         ("data", "eval", _data_problem),
@@ -28,31 +34,97 @@ def problems(document: Mapping[str, Any]) -> list[Problem]:
     )
     found: list[Problem] = []
     if document.get("platform") == "gke":
-        return found  # paths in the trainer's pod; contradictions.py asks for their volumes
+        return found  # its paths are in the trainer's pod; rules.py requires the volumes
     for section, name, question in questions:
         path = _path(document, section, name)
         if path is None:
             continue
         try:
             why = question(Path(path))
-        except OSError as error:  # it cannot even be looked up: too long, a loop of links
+        except OSError as error:  # the name is too long, or its links form a loop
             why = f"{error.strerror or error}; give another path"
         if why:
             found.append(Problem(f"{section}.{name}", path, why))
+    if not _value(document, "local", "trainer"):
+        if why := extras.missing("trainer"):
+            found.append(Problem("platform", "local", extras.cure("trainer", why)))
+        wrong = {problem.path for problem in found}
+        found += [p for p in (*_contents(document), *_tokenizer(document)) if p.path not in wrong]
     return found
 
 
-def _path(document: Mapping[str, Any], section: str, field: str) -> str | None:
+def unread(document: Mapping[str, Any]) -> list[str]:
+    """What of a spec's document `problems` cannot look into on this machine, one line a field."""
+    lines = []
+    for name, kind, _ in _data_sets(document):
+        if (library := _READERS.get(kind)) and not extras.installed(library):
+            lines.append(f"data.{name} is not looked into: {library}, which reads such files, is not installed here")
+    return lines
+
+
+def _contents(document: Mapping[str, Any]) -> list[Problem]:
+    found: list[Problem] = []
+    column = _value(document, "data", "text") or "text"
+    overrides = _value(document, "train", "maxtext")
+    for name, kind, pattern in _data_sets(document):
+        library = _READERS.get(kind)
+        if not isinstance(column, str) or (library and not extras.installed(library)):
+            continue
+        text = name == "eval" or not isinstance(overrides, Mapping) or overrides.get("tokenize_train_data") is not False
+        looked_for = file_contents.Column(column, text)
+        try:
+            wrong = file_contents.data_problems(f"data.{name}", kind, _matches(pattern), looked_for, _open)
+        except OSError as error:
+            cure = f"cannot be read: {error.strerror or error}"
+            wrong = [Problem(f"data.{name}", str(error.filename or pattern), cure)]
+        found += wrong[:_SHOWN]
+        if more := len(wrong[_SHOWN:]):
+            found.append(Problem(f"data.{name}", str(pattern), f"{more} more of its files cannot be used"))
+    return found
+
+
+def _tokenizer(document: Mapping[str, Any]) -> list[Problem]:
+    path = _path(document, "model", "tokenizer")
+    if path is None or not extras.installed("tokenizers"):
+        return []
+    name, overrides = _value(document, "model", "name"), _value(document, "train", "maxtext")
+    keys = maxtext_config.resolved(str(name), overrides if isinstance(overrides, Mapping) else {})
+    rows = keys.get("vocab_size")
+    vocabulary = rows if isinstance(rows, int) and not maxtext_config.check_model(str(name)) else None
+    evaluates = document.get("evaluate") is not False and _value(document, "evaluate", "heldout") is not False
+    why = file_contents.tokenizer_problem(Path(path), vocabulary, evaluates)
+    return [Problem("model.tokenizer", path, why)] if why else []
+
+
+def _data_sets(document: Mapping[str, Any]) -> list[tuple[str, str, Path]]:
+    """Field in `data`, kind and pattern of each set that is in local files."""
+    named = ((name, _path(document, "data", name)) for name in ("train", "eval"))
+    return [(name, data_kind(path)[1] or "json", Path(path)) for name, path in named if path is not None]
+
+
+def _open(path: str) -> IO[bytes]:
+    return Path(path).open("rb")
+
+
+def _value(document: Mapping[str, Any], section: str, field: str) -> Any:
     part = document.get(section)
-    value = part.get(field) if isinstance(part, Mapping) else None
+    return part.get(field) if isinstance(part, Mapping) else None
+
+
+def _path(document: Mapping[str, Any], section: str, field: str) -> str | None:
+    value = _value(document, section, field)
     return value if isinstance(value, str) and value not in NOT_FILES and not is_bucket(value) else None
 
 
+def _matches(pattern: Path) -> list[str]:
+    return [path for path in sorted(glob(str(pattern))) if Path(path).is_file()]  # noqa: PTH207 - absolute
+
+
 def _data_problem(pattern: Path) -> str:
-    files = [path for path in map(Path, sorted(glob(str(pattern)))) if path.is_file()]  # noqa: PTH207 - absolute
+    files = _matches(pattern)
     if not files:
         return "matches no file"
-    return next((f"{path} is empty" for path in files if path.stat().st_size == 0), "")
+    return next((f"{path} is empty" for path in files if Path(path).stat().st_size == 0), "")
 
 
 def _tokenizer_problem(folder: Path) -> str:

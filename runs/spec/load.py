@@ -1,7 +1,9 @@
-"""From the YAML that a user wrote to a checked, resolved RunSpec: all problems at once, nothing created.
+"""From the YAML that a user wrote to a checked, resolved RunSpec: every problem at once, nothing created.
 
-First the shape (pydantic, in the words of spec_problems.py), then the contradictions between fields and with what
-MaxText and the hardware say. A field of a wrong shape is replaced by a harmless value, so that it hides nothing else.
+The file (yaml_file.py), merged over its profile, with absolute paths (local_paths.py). Then each field by itself
+(pydantic; problems.py puts its errors into words), what fields mean together and what MaxText and the hardware know of
+(rules.py), and whether local input files exist (input_files.py). A wrong field is replaced by a valid stand-in, so that
+it hides no other problem.
 """
 
 from __future__ import annotations
@@ -10,23 +12,21 @@ import copy
 import hashlib
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
 
-from ..errors import BadInput, NotFound, Problem
-from ..store.open import open_store
-from . import input_files, maxtext_config
-from . import problems as spec_problems
-from .plan import NOT_FILES
+from ..errors import BadInput, Problem
+from . import input_files, local_paths, maxtext_config, problems
+from .local_paths import Layer
 from .rules import contradictions
-from .run_spec import LONGEST_NAME, NAME_TEMPLATES, RunSpec, absolute, is_bucket
+from .run_spec import LONGEST_NAME, NAME_TEMPLATES, SPEC_SUFFIXES, RunSpec, is_bucket
 
-# A spec that is valid whatever platform: stand-ins for fields that failed, while the others are checked.
-_HARMLESS: Mapping[str, Any] = {
+# Stand-ins for required fields that failed, while the others are checked; valid together.
+_STAND_INS: Mapping[str, Any] = {
     "run": {"name": "r", "output": "/nowhere"},
     "platform": "local",
     "slices": {"type": "sim-1x1", "count": 1},
@@ -41,25 +41,36 @@ def read_spec(source: str, environ: Mapping[str, str] = os.environ, *, with_inpu
     """Read and check a spec (local path or bucket URI); local paths in it become absolute.
 
     Args:
-      with_inputs: whether the files that it names must be there; a release needs none of them.
+      with_inputs: whether the local files that it names must exist; a release needs none of them.
 
     Raises:
-      BadInput: everything that is wrong with it.
+      BadInput: every problem found.
     """
-    document = _read_yaml(source)
-    folder = Path.cwd() if is_bucket(source) else Path(source).expanduser().resolve().parent
+    layers = [_read_layer(source)]
+    document = layers[0].document
     if "profile" in document:
-        document = _under_profile(document, folder, environ)
-    document = _absolute_paths(document, folder)
-    missing = input_files.problems(document) if with_inputs else []
+        layers.append(_profile(document["profile"], layers[0].folder, environ))
+        document = _merge(layers[1].document, document)
+    resolved, of_paths = local_paths.resolve(document, layers, environ)
+    missing: list[Problem] = []
+    if with_inputs:
+        of_paths += local_paths.repositories(document, layers)
+        missing = input_files.problems(resolved)
     try:
-        spec = check(document)
+        spec, found = check(resolved), []
     except BadInput as error:
-        told = {problem.path for problem in error.problems}
-        raise BadInput([*error.problems, *(p for p in missing if p.path not in told)]) from None
-    if missing:
-        raise BadInput(missing)
+        found = _others(error.problems, of_paths)
+    found += of_paths
+    found += _others(missing, found)
+    if found:
+        raise BadInput(found)
     return spec
+
+
+def _others(found: Sequence[Problem], known: Sequence[Problem]) -> list[Problem]:
+    """Those of fields that have no known problem."""
+    fields = {problem.path for problem in known}
+    return [problem for problem in found if problem.path not in fields]
 
 
 def check(document: Mapping[str, Any]) -> RunSpec:
@@ -68,33 +79,40 @@ def check(document: Mapping[str, Any]) -> RunSpec:
     Raises:
       BadInput: every problem found, each with path, value and cure.
     """
-    problems: dict[str, Problem] = {}
+    found: dict[str, Problem] = {}
     stand_ins: set[str] = set()
     meant: set[str] = set()
     patched = _normalised(copy.deepcopy(dict(document)))
-    for _ in range(20):  # each pass repairs what the one before it found
+    for _ in range(20):  # a repaired section may show problems that could not be seen before
         try:
             spec = RunSpec.model_validate(patched)
             break
         except ValidationError as error:
-            told = spec_problems.of(error)
+            told = problems.of(error)
             meant.update(path for problem in told for path in problem.meant)
             for problem in told:
                 if problem.kind != "missing" or problem.path not in meant:
-                    problems.setdefault(problem.path, problem.problem)
+                    found.setdefault(problem.path, problem.problem)
                 if problem.kind != "unknown":
                     stand_ins.add(problem.path)
                 _repair(patched, problem.location)
     else:
-        raise BadInput(list(problems.values()))
-    found = [*problems.values(), *contradictions(spec, stand_ins | meant)]
-    if found:
-        raise BadInput(found)
+        raise BadInput(list(found.values()))
+    if together := [*found.values(), *contradictions(spec, stand_ins | meant)]:
+        raise BadInput(together)
     return spec
 
 
 def expand_name(spec: RunSpec, orchestrator_run: str, now: datetime | None = None) -> RunSpec:
-    """Expand `{date}`, `{datetime}` and `{run}` in the run's name."""
+    """Expand `{date}`, `{datetime}` and `{run}` in the run's name.
+
+    Args:
+      orchestrator_run: what `{run}` becomes, as far as it fits.
+      now: UTC; by default the present.
+
+    Raises:
+      BadInput: other braces, or a name that is too long.
+    """
     now = now or datetime.now(UTC)
     name = spec.run.name.replace("{datetime}", now.strftime("%Y%m%dT%H%M%S")).replace("{date}", now.strftime("%Y%m%d"))
     name = name.replace("{run}", _slug(orchestrator_run, LONGEST_NAME - len(name.replace("{run}", ""))))
@@ -106,7 +124,7 @@ def expand_name(spec: RunSpec, orchestrator_run: str, now: datetime | None = Non
 
 
 def _slug(text: str, room: int) -> str:
-    """An orchestrator's run as part of a name; one that is too long keeps a hash, so that it stays its own."""
+    """An orchestrator's run as part of a name of at most `room` characters; a cut one ends in a hash of the whole."""
     slug = re.sub(r"[^A-Za-z0-9._-]", "-", text).strip("-_.") or "run"
     if len(slug) <= room:
         return slug
@@ -119,43 +137,27 @@ def has_template(spec: RunSpec) -> bool:
     return "{" in spec.run.name
 
 
-def _read_yaml(source: str) -> dict[str, Any]:
-    import yaml
+def _read_layer(source: str) -> Layer:
+    """A spec or profile, without the keys that begin with `x-`: they hold anchors."""
+    from . import yaml_file  # here: most importers of this module read no file
 
-    try:
-        if is_bucket(source):
-            folder, _, name = source.rpartition("/")
-            data = open_store(folder).read(name).data
-        else:
-            data = Path(source).expanduser().read_bytes()
-    except (OSError, NotFound, ValueError, RuntimeError) as error:  # the last two: no path at all, no such user
-        why = getattr(error, "strerror", None) or str(error)
-        raise BadInput(f"{source}: cannot read this spec ({why}); give the path of a YAML file") from error
-    try:
-        document = yaml.safe_load(data)
-    except (yaml.YAMLError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
-        # PyYAML raises its own errors for syntax, and whatever comes for a value that its tag does not fit.
-        raise BadInput(f"{source}: not readable as YAML: {' '.join(str(error).split())}") from error
-    if document is None:
-        raise BadInput(f"{source}: is empty; write the sections of a run spec (run, platform, slices, ...)")
-    if not isinstance(document, dict):
-        what = "a list" if isinstance(document, list) else f"only {str(document)[:40]!r}"
-        raise BadInput(f"{source}: holds {what}; a mapping of sections (run, platform, slices, ...) was expected")
-    return document
+    document = yaml_file.parse(yaml_file.read_file(source), source)
+    fields = {key: value for key, value in document.items() if not str(key).startswith("x-")}
+    return Layer(fields, Path.cwd() if is_bucket(source) else Path(source).expanduser().resolve().parent)
 
 
-def _under_profile(document: dict[str, Any], folder: Path, environ: Mapping[str, str]) -> dict[str, Any]:
-    name = document["profile"]
+def _profile(name: object, folder: Path, environ: Mapping[str, str]) -> Layer:
     folders = [Path(environ["ELASTIC_TPU_PROFILES"])] if environ.get("ELASTIC_TPU_PROFILES") else []
     folders += [folder / "profiles", folder]
-    candidates = [place / f"{name}.yaml" for place in folders]
+    candidates = [place / f"{name}{suffix}" for place in folders for suffix in SPEC_SUFFIXES]
     for candidate in candidates:
         if isinstance(name, str) and _is_file(candidate):
-            profile = _read_yaml(str(candidate))
-            profile.pop("profile", None)
-            return _merge(_absolute_paths(profile, candidate.parent), document)
-    tried = ", ".join(str(c) for c in candidates)
-    raise BadInput([Problem("profile", name, f"no such profile; looked for {tried} (set ELASTIC_TPU_PROFILES)")])
+            return _read_layer(str(candidate))
+    tried = ", ".join(f"{place / str(name)[:80]}.yaml" for place in folders)
+    cure = (
+        f"no such profile; looked for {tried} (or .yml); correct the name, or name the folder in $ELASTIC_TPU_PROFILES"
+    )
+    raise BadInput([Problem("profile", name, cure)])
 
 
 def _merge(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
@@ -173,19 +175,6 @@ def _is_file(path: Path) -> bool:
         return False
 
 
-def _absolute_paths(document: dict[str, Any], folder: Path) -> dict[str, Any]:
-    document = copy.deepcopy(document)
-    for section, field in (("run", "output"), ("model", "tokenizer"), ("data", "train"), ("data", "eval")):
-        part = document.get(section)
-        if isinstance(part, dict) and isinstance(part.get(field), str) and part[field].strip() not in ("", *NOT_FILES):
-            try:
-                part[field] = absolute(part[field].strip(), folder)
-            except (ValueError, RuntimeError, OSError) as error:
-                cure = f"is not a path of this machine ({error}); give a path or gs://bucket/..."
-                raise BadInput([Problem(f"{section}.{field}", part[field], cure)]) from error
-    return document
-
-
 def _normalised(document: dict[str, Any]) -> dict[str, Any]:
     train = document.get("train")
     if isinstance(train, dict) and isinstance(train.get("maxtext"), dict):
@@ -194,23 +183,21 @@ def _normalised(document: dict[str, Any]) -> dict[str, Any]:
 
 
 def _repair(document: dict[str, Any], location: tuple[Any, ...]) -> None:
-    """Put a harmless value where validation failed: the stand-in's if it has one, else nothing."""
-    stand_in: Any = _HARMLESS
+    """Put a stand-in where validation failed; where there is none, remove the value, or the list that it is in."""
+    stand_in: Any = _STAND_INS
     for part in location:
-        stand_in = stand_in.get(part) if isinstance(stand_in, dict | Mapping) else None
+        stand_in = stand_in.get(part) if isinstance(stand_in, Mapping) else None
     target: Any = document
     for part in location[:-1]:
-        if isinstance(target, dict):
-            target = target.setdefault(part, {})
-        elif isinstance(target, list) and isinstance(part, int) and part < len(target):
-            target = target[part]
-        else:
+        inner = target.get(part) if stand_in is None else target.setdefault(part, {})
+        if isinstance(inner, list):
+            del target[part]  # not one item: the others would change their numbers
+        if not isinstance(inner, dict):
             return
-    last = location[-1] if location else None
-    if isinstance(target, dict):
-        if stand_in is None:
-            target.pop(last, None)
-        else:
-            target[last] = copy.deepcopy(stand_in)
-    elif isinstance(target, list) and isinstance(last, int) and last < len(target):
-        del target[last]
+        target = inner
+    if not location:
+        return
+    if stand_in is None:
+        target.pop(location[-1], None)
+    else:
+        target[location[-1]] = copy.deepcopy(stand_in)

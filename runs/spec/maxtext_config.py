@@ -1,7 +1,7 @@
-"""MaxText's configuration read as data: its keys, its models and what a run's overrides make of them.
+"""MaxText's configuration read as data: its keys, its models, and the keys in force with a run's overrides.
 
-The YAML files of the installed wheel are read without importing it, so that a launcher can check overrides
-with no JAX. Where the wheel is absent nothing is known and nothing is refused; the trainer checks at start.
+The YAML files of the installed wheel are read without importing it, so that a launcher can check overrides without
+JAX. Where the wheel is absent, no key and no model is known, and none is refused: the trainer checks at its start.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 
 from ..errors import Problem
 
-# Keys that the product sets, and the field of the spec that decides them.
+# Keys that the product sets, and the field of the spec that decides each. docs/spec.md lists them.
 OWNED: Mapping[str, str] = {
     "run_name": "run.name",
     "base_output_directory": "run.output",
@@ -65,7 +65,9 @@ _SECRET_VALUE = re.compile(
     r"\b(hf_[A-Za-z0-9]{20,}|gh[pousr]_\w{20,}|github_pat_\w{20,}|AIza[\w-]{30,}|ya29\.|sk-[\w-]{20,})|-----BEGIN "
 )
 
-# Keys whose values this package computes with: MaxText takes them as whole numbers only.
+_MOST_COMPARED = 20  # unknown keys; comparing one with all of MaxText's takes 10 ms
+
+# Keys with which this package computes; MaxText takes only whole numbers for them.
 _WHOLE = re.compile(
     r"(ici|dcn)_\w+_parallelism|base_\w+_dim|base_num_\w+|head_dim|vocab_size|max_target_length|gradient_accumulation_steps"
 )
@@ -73,7 +75,7 @@ _MESH = re.compile(r"(ici|dcn)_\w+_parallelism")
 
 
 def looks_secret(key: str, value: object) -> bool:
-    """Whether a value seems to be a credential: it would land in files, arguments and reports."""
+    """Whether a value seems to be a credential, which must not get into files, arguments and reports."""
     if not isinstance(value, str) or not value:
         return False
     return bool(_SECRET_KEY.search(key)) or bool(_SECRET_VALUE.search(value))
@@ -112,7 +114,7 @@ def models() -> list[str]:
 
 
 def model(name: str) -> Mapping[str, Any]:
-    """What MaxText's file for this model sets."""
+    """The keys that MaxText's file for this model sets; empty when there is none."""
     return _read(f"models/{name}.yml")
 
 
@@ -128,14 +130,14 @@ def nearest(word: str, words: Mapping[str, Any] | list[str]) -> str:
 
 
 def closest(word: str, words: Mapping[str, Any] | list[str]) -> list[str]:
-    """The one or two known words that this one is most likely a slip for, best first."""
+    """The one or two known words that are most like this one, best first; empty if none is."""
     return difflib.get_close_matches(word[:100], list(words), n=2, cutoff=0.5)
 
 
 def normalised(overrides: Mapping[str, Any]) -> dict[str, Any]:
-    """Overrides with text as the number or truth value that it stands for, where MaxText's default is one.
+    """The overrides with text made a number or a truth value where MaxText's default is one, and 20.0 made 20.
 
-    YAML 1.1 reads ``3e-5`` as text, and a transport that knows only doubles makes ``20.0`` of 20.
+    YAML 1.1 reads ``3e-5`` as text, YAML 1.2 ``100_000``, and some orchestrators pass numbers as doubles.
     """
     return {key: _normal(base().get(key), value) for key, value in overrides.items()}
 
@@ -145,7 +147,7 @@ def _normal(default: object, value: Any) -> Any:
         return {"true": True, "false": False}.get(value.strip().lower(), value) if isinstance(value, str) else value
     if not isinstance(default, (int, float)) or isinstance(value, bool):
         return value
-    if isinstance(value, str) and re.fullmatch(r"\s*[+-]?[0-9]{1,18}\s*", value):
+    if isinstance(value, str) and re.fullmatch(r"\s*[+-]?[0-9](_?[0-9]){0,17}\s*", value):
         return int(value)
     if isinstance(value, str) and re.fullmatch(r"\s*[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)(e[+-]?[0-9]+)?\s*", value, re.I):
         value = float(value)
@@ -161,7 +163,7 @@ def _wrong_type(key: str, default: object, value: object) -> str:
     if isinstance(default, (int, float)):
         computed = _WHOLE.fullmatch(key) is not None or key == "per_device_batch_size"
         if not computed and (value is None or isinstance(value, list)):
-            return ""  # a few keys take these too
+            return ""  # some keys with a number as default take null or a list too
         number = value if isinstance(value, (int, float)) and not isinstance(value, bool) else None
         if number is None or not abs(number) < 2**63:
             return f"must be a number; MaxText's default is {default}"
@@ -169,6 +171,8 @@ def _wrong_type(key: str, default: object, value: object) -> str:
             return "must be -1 (what is left) or at least 1"
         if _WHOLE.fullmatch(key) and int(number) != number:
             return "must be a whole number"
+        if _WHOLE.fullmatch(key) and number < 1 and number != default:
+            return "must be at least 1"
         if key == "per_device_batch_size" and number <= 0:
             return "must be above zero"
     return ""
@@ -185,7 +189,8 @@ def check_overrides(overrides: Mapping[str, Any]) -> list[Problem]:
         elif key in OWNED:
             problems.append(Problem(path, value, f"is set by the product; use {OWNED[key]}"))
         elif known and key not in known:
-            problems.append(Problem(path, value, f"MaxText has no such key{nearest(key, known)}"))
+            close = nearest(key, known) if len(problems) < _MOST_COMPARED else ""
+            problems.append(Problem(path, value, f"MaxText has no such key{close}"))
         elif known and (wrong := _wrong_type(key, known[key], value)):
             problems.append(Problem(path, value, wrong))
     return problems

@@ -1,8 +1,8 @@
-"""Patches of pod templates (`gke.head`, `gke.worker`, `gke.jobs.<job>.patch`): what meets what, and what is protected.
+"""Rules for patches of pod templates (`gke.head`, `gke.worker`, `gke.jobs.<job>.patch`): merging, protected paths.
 
-A patch is merged: a mapping into a mapping, a list of named things by name, `args` of a Pathways container by flag; any
-other list is replaced, null deletes. All of the pod is the user's, but for what the run stands on, which is protected
-by path. Checked with the spec, so that it is told before anything is created.
+A patch is merged: a mapping into a mapping, a list of named items by name, `args` of a Pathways container by flag; any
+other list is replaced, null deletes. A patch may change anything in the pod except the paths that the run depends on.
+Both are checked with the spec, before anything is created.
 """
 
 from __future__ import annotations
@@ -27,22 +27,22 @@ OURS = ("elastic-tpu.dev/", "jobset.sigs.k8s.io/", "batch.kubernetes.io/")
 QUEUE = "kueue.x-k8s.io/queue-name"
 TPU = "google.com/tpu"
 HEAD_ENV = ("JAX_PLATFORMS", "JAX_BACKEND_TARGET", "IFRT_PROXY_USE_INSECURE_GRPC_CREDENTIALS")
-RUN_ENV = "ELASTIC_TPU_RUN"  # the URI of the run, for a command of the user's own
+RUN_ENV = "ELASTIC_TPU_RUN"  # the URI of the run, for the user's own command
 
-# Fields whose items are told apart by name, so that a patch need not repeat the others.
+# Lists whose items are merged by name, so that a patch need not repeat the other items.
 _BY_NAME = ("containers", "initContainers", "volumes", "env", "imagePullSecrets")
 _PATHWAYS = (RM, PROXY, WORKER)
 
 
 def identities(items: object, field: str, container: str = "") -> list[str] | None:
-    """What tells each item of a list apart, or None when only replacing the list makes sense."""
+    """The key by which each item of a list is merged, or None for a list that is replaced."""
     if not isinstance(items, list):
         return None
     if field == "args" and container in _PATHWAYS:
         return [str(item).partition("=")[0] for item in items]
     if not all(isinstance(item, dict) for item in items):
         return None
-    if field == "tolerations":  # nothing is ever taken away by adding one
+    if field == "tolerations":  # equal ones are one, others are added: a toleration never excludes a node
         return [json.dumps(item, sort_keys=True) for item in items]
     if field == "ports":
         return [f"{item.get('containerPort')}/{item.get('protocol', 'TCP')}" for item in items]
@@ -55,8 +55,8 @@ class Contract:
     """What a patch of one pod template must leave as it is.
 
     Attributes:
-      fixed: protected paths and the cure for whoever wants something else there.
-      alone: whether another main container would keep the pod from ending.
+      fixed: protected paths, each with the message for a patch that touches it.
+      alone: whether the pod ends with its containers, so that another main container would keep it from ending.
     """
 
     fixed: Mapping[Path, str]
@@ -67,7 +67,7 @@ def _container(where: str, name: str, cures: Mapping[str, str]) -> dict[Path, st
     return {("spec", where, name, *field.split(" ")): cure for field, cure in cures.items()}
 
 
-_PART = "is how the parts of the run find one another; leave it out"
+_PART = "is set by the product: the parts of the run find one another by it; leave it out"
 _ELASTIC = "follows from slices.count and slices.type; change those"
 _SIDECAR = {"restartPolicy": "must stay Always: it makes this a sidecar that ends with the pod; leave it out"}
 _IMAGE = {"image": "is set by the product; use gke.pathways", "command": "is the image's own; leave it out"}
@@ -75,9 +75,9 @@ _COMMON = {
     ("spec", "serviceAccountName"): "is set by the product; use gke.service_account",
     ("spec", "priorityClassName"): "is set by the product; use gke.priority_class",
 }
-_NEVER = {("spec", "restartPolicy"): "must stay Never: what comes next is decided by the exit code; leave it out"}
+_NEVER = {("spec", "restartPolicy"): "must stay Never: a restart is decided by the exit code; leave it out"}
 _TRAINER = {"command": "is set by the product; leave it out", "args": "is set by the product; leave it out"}
-_SCRATCH = {"args --gcs_scratch_location": "is below the run directory, so that it goes with it; leave it out"}
+_SCRATCH = {"args --gcs_scratch_location": "must be below the run directory, to be deleted with it; leave it out"}
 
 HEAD = Contract(
     _COMMON
@@ -168,13 +168,13 @@ def problems(section: str, patch: Mapping[str, Any], contract: Contract) -> Iter
             yield Problem(f"{section}.{name}", None, cure)
     yield from _metadata(section, patch.get("metadata", {}))
     yield from _containers(section, patch.get("spec", {}), contract)
-    told = set()
+    reported = set()
     for path, cure in contract.fixed.items():
         found = _touched(patch, path)
-        if found and found not in told:
-            told.add(found)
+        if found and found not in reported:
+            reported.add(found)
             if found != path:
-                cure = f"must stay, with {path[-1]} in it; name only what is to be another"
+                cure = f"must stay, with {path[-1]} in it; patch only what should differ"
             yield Problem(".".join((section, *found)), None, cure)
 
 
@@ -188,11 +188,11 @@ def _metadata(section: str, metadata: object) -> Iterator[Problem]:
                 f"{section}.metadata.{name}", None, "is set by Kubernetes; only labels and annotations can be"
             )
         elif not isinstance(content, dict):
-            yield Problem(f"{section}.metadata.{name}", None, "must be a mapping: the run is found by what is in it")
+            yield Problem(f"{section}.metadata.{name}", None, "must be a mapping; the product finds the run by it")
         else:
             for key, value in content.items():
                 if key.startswith(OURS):
-                    yield Problem(f"{section}.metadata.{name}.{key}", None, "is how the run is found; leave it out")
+                    yield Problem(f"{section}.metadata.{name}.{key}", None, "is reserved; leave it out")
                 elif value is not None and not isinstance(value, str):
                     yield Problem(f"{section}.metadata.{name}.{key}", value, "must be text; put it in quotes")
 
@@ -221,15 +221,15 @@ def _containers(section: str, spec: object, contract: Contract) -> Iterator[Prob
 
 
 def _touched(patch: Mapping[str, Any], path: Path) -> Path | None:
-    """The part of a protected path that a patch replaces or deletes; the whole path if it says something there."""
+    """The part of a protected path that a patch replaces or deletes, the whole path if it sets it; None if neither."""
     here: Any = patch
     for depth, name in enumerate(path):
         if isinstance(here, list):
-            told_apart = identities(here, path[depth - 1], path[2] if len(path) > 2 else "")
-            here = None if told_apart is None else dict(zip(told_apart, here, strict=True))
+            keys = identities(here, path[depth - 1], path[2] if len(path) > 2 else "")
+            here = None if keys is None else dict(zip(keys, here, strict=True))
         if not isinstance(here, dict):
-            told_already = depth < 2 or path[depth - 1] in ("containers", "initContainers")
-            return None if told_already else path[:depth]
+            reported = depth < 2 or path[depth - 1] in ("containers", "initContainers")  # by `_containers`
+            return None if reported else path[:depth]
         if name not in here:
             return None
         here = here[name]

@@ -1,7 +1,6 @@
-"""What a spec amounts to, worked out with no side effect and without JAX: hardware, memory, MaxText overrides, cost.
+"""What follows from a checked spec, computed with no side effect and without JAX: hardware, memory, MaxText keys, cost.
 
-What is refused (fields that are right alone and wrong together) is in contradictions.py; this is what `elastic-tpu
-plan` prints and what the trainer and the platform act on.
+`elastic-tpu plan` prints it; the trainer and the platforms act on it. What is refused is in rules.py.
 """
 
 from __future__ import annotations
@@ -11,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from ..units import GIB, show_size
 from . import maxtext_config, tpu
 from .run_spec import RunSpec
 
@@ -20,7 +20,7 @@ NOT_FILES = ("synthetic",)
 # A checkpoint above this size goes through Pathways' persistence service instead of the head's memory.
 PERSISTENCE_ABOVE_GIB = 6.7
 
-# A suffix may be followed by a shard (`x.array_record-00000-of-00008`, `x.parquet*`), not by another suffix.
+# After the suffix a shard may follow (`x.array_record-00000-of-00008`, `x.parquet*`), but no other suffix.
 _SUFFIX = re.compile(r"\.(parquet|array_?record)(?![\w.])")
 _GIB = 2.0**30
 
@@ -38,7 +38,7 @@ class Memory:
 
 @dataclass(frozen=True)
 class Plan:
-    """What will be taken, set and spent. Slice-hours count every slice for the whole limit: an upper bound."""
+    """What the run will take and set. Slice-hours by limit count all slices for the whole limit: an upper bound."""
 
     run_id: str
     uri: str
@@ -64,7 +64,7 @@ class Plan:
 
 
 def data_kind(pattern: str) -> tuple[str, str]:
-    """MaxText's (dataset_type, grain_file_type) for a file pattern; unknown suffixes are Hugging Face's."""
+    """MaxText's (dataset_type, grain_file_type) for a file pattern; other suffixes are read by Hugging Face."""
     if pattern == "synthetic":
         return "synthetic", ""
     found = _SUFFIX.search(pattern)
@@ -87,7 +87,7 @@ def colocated_python(spec: RunSpec) -> list[str]:
 
 
 def fsdp_ways(keys: Mapping[str, Any], devices: int, slices: int) -> int | None:
-    """Devices that MaxText's fsdp axis spans over all slices; None when the axes do not multiply to what there is."""
+    """Devices that MaxText's fsdp axis spans over all slices; None when the axes do not multiply to the devices."""
 
     def fill(prefix: str, total: int) -> int | None:
         axes = {k: int(v) for k, v in keys.items() if re.fullmatch(rf"{prefix}_\w+_parallelism", k) and v is not None}
@@ -163,14 +163,14 @@ def maxtext_overrides(spec: RunSpec) -> dict[str, Any]:
         "elastic_enabled": True,
         "elastic_backup_kind": "checkpoint",
         "elastic_min_slice_count": spec.slices.minimum,
-        "elastic_timeout_seconds": max(1, int(spec.patience.wait_for_slices)),
+        "elastic_timeout_seconds": max(1, int(spec.recovery_limits.wait_for_slices)),
         "skip_jax_distributed_system": True,
         "hardware": "cpu" if spec.platform == "local" else "tpu",
         "enable_goodput_recording": False,
         "log_config": False,
     }
     if kind == "grain":
-        # One worker process would re-import the whole trainer: minutes until the first batch.
+        # A worker process would import the whole trainer again: minutes until the first batch.
         keys |= {"grain_train_files": spec.data.train, "grain_file_type": grain, "grain_worker_count": 0}
     elif kind == "hf":
         keys |= {"hf_path": "json", "hf_train_files": spec.data.train}
@@ -190,7 +190,7 @@ def make_plan(spec: RunSpec) -> Plan:
     devices = shape.devices * spec.slices.count
     accumulation = int(_number(keys.get("gradient_accumulation_steps")))
     big = memory is not None and memory.checkpoint_gib > PERSISTENCE_ABOVE_GIB
-    # A launcher need not have MaxText: the service serves a small checkpoint too, a large one is lost without it.
+    # Of unknown size (a launcher without MaxText): on. The service takes small checkpoints too, and large ones need it.
     persistence = spec.platform == "gke" and (big or memory is None)
     notes = []
     if memory is None:
@@ -198,17 +198,16 @@ def make_plan(spec: RunSpec) -> Plan:
             "memory is not known: MaxText is not installed here (extra [trainer]); the trainer checks at start"
         )
     elif shape.hbm_gib_per_chip and memory.per_device_gib and memory.per_device_gib > shape.hbm_gib_per_chip:
-        notes.append(
-            f"state needs {memory.per_device_gib:.1f} GiB a device, a chip has {shape.hbm_gib_per_chip:.0f}: "
-            "use more chips a slice, or shard over slices (dcn_fsdp_parallelism)"
-        )
+        needed, there = show_size(memory.per_device_gib * GIB), show_size(shape.hbm_gib_per_chip * GIB)
+        cure = "use more chips a slice, or shard over slices (dcn_fsdp_parallelism)"
+        notes.append(f"state needs {needed} a device, a chip has {there}: {cure}")
     if spec.platform == "gke" and colocated_python(spec):
         notes.append("with colocated Python a preempted slice is a lost one: Pathways cannot suspend and resume it")
     if shape.generation == "sim":
         notes.append("simulated slices: processes of this machine, with CPU devices; figures are not TPU figures")
     hours = {
         name: getattr(spec.limits, name) / 3600 * spec.slices.count for name in ("start", "first_step", "total")
-    } | {"wait_for_slices": spec.patience.wait_for_slices / 3600 * spec.slices.count}
+    } | {"wait_for_slices": spec.recovery_limits.wait_for_slices / 3600 * spec.slices.count}
     return Plan(
         run_id=spec.run_id,
         uri=spec.uri,
@@ -233,12 +232,12 @@ def make_plan(spec: RunSpec) -> Plan:
 def _persistence_reason(memory: Memory | None, big: bool, platform: str) -> str:
     if platform != "gke":
         return "the local platform has no Pathways service"
+    bound = show_size(PERSISTENCE_ABOVE_GIB * GIB)
     if memory is None:
-        return f"the size of a checkpoint is not known here, and above {PERSISTENCE_ABOVE_GIB} GiB it must be on"
-    side = "above" if big else "not above"
-    return f"a checkpoint is {memory.checkpoint_gib:.2f} GiB, {side} {PERSISTENCE_ABOVE_GIB} GiB"
+        return f"the size of a checkpoint is not known here, and above {bound} it must be on"
+    return f"a checkpoint is {show_size(memory.checkpoint_gib * GIB)}, {'above' if big else 'not above'} {bound}"
 
 
 def _number(value: object) -> float:
-    """A checked override; 1 where MaxText is not installed and nothing was checked."""
+    """The value of a key; 1 where MaxText is not installed, so that the key may be unknown."""
     return float(value) if isinstance(value, (int, float)) else 1.0

@@ -1,7 +1,7 @@
-"""What pydantic says about a spec, in the user's words: field path, value, cure.
+"""Pydantic's validation errors of a spec as problems in the user's words: field path, value, cure.
 
-Locations lose the names of union branches, a misspelt field is told once and with the field that was meant, and no
-value that may be a credential is repeated.
+The path of a field leaves out pydantic's names of union branches, a misspelt field is reported once and with the field
+that was probably meant, and a value that may be a credential is hidden.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from ..errors import Problem
 from . import maxtext_config
 from .run_spec import LONGEST_NAME, RunSpec
 
-# Fields that are one of several things; the part of a location after them names the branch.
+# Fields with several types. After them pydantic's location names the type (the branch) that an error is about.
 _UNIONS = re.compile(r"recovery|export|evaluate|local\.faults\.\d+\.down")
 _FALSE = ("recovery", "export", "evaluate")
 _SHOWN = 80  # characters of a value
@@ -35,19 +35,20 @@ _MESSAGES: Mapping[str, str] = {
     "float_parsing": "must be a number",
     "bool_type": "must be true or false",
     "bool_parsing": "must be true or false",
-    "list_type": "must be a list",
+    "list_type": "must be a list: [...]",
+    "invalid_key": "must be text, as every key; put it in quotes",
 }
 
 
 @dataclass(frozen=True)
 class SpecProblem:
-    """One problem of shape.
+    """One problem with one field.
 
     Attributes:
-      location: keys and indices down to the value, to repair it there.
+      location: keys and indices from the root of the document to the value.
       path: the same as a dotted path.
-      kind: `unknown` = there is no such field, `missing` = a required one is not there, `wrong` = its value.
-      meant: fields that the user may have meant by an unknown one; nothing is known of them.
+      kind: `unknown`: there is no such field; `missing`: a required field is not there; `wrong`: its value is refused.
+      meant: paths of the fields that the user may have meant by an unknown one; their values are not known.
     """
 
     problem: Problem
@@ -58,11 +59,11 @@ class SpecProblem:
 
 
 def of(error: ValidationError) -> list[SpecProblem]:
-    """The problems of one validation of a RunSpec, one a field."""
+    """The problems of one validation of a RunSpec, at most one for each path."""
     found: dict[str, SpecProblem] = {}
     for detail in error.errors(include_url=False):
         if detail["type"] == "literal_error" and detail["ctx"].get("expected") == "False":
-            continue  # the other branch of `section: false` says what is wrong
+            continue  # of a section that may be `false`: the section's own branch reports the problem
         problem = _problem(detail)
         found.setdefault(problem.path, problem)
     return list(found.values())
@@ -87,6 +88,10 @@ def _problem(detail: ErrorDetails) -> SpecProblem:
         meant = tuple(_dotted([*location[:-1], name]) for name in close)
         return SpecProblem(Problem(path, _shown(location, value), cure), tuple(location), path, "unknown", meant)
     cure = _cure(detail, path, fields)
+    if isinstance(value, (list, dict)) and _wants_one_value(kind, cure):
+        cure = "must be one text" if kind == "string_type" else cure
+        cure += f", not a {'list' if isinstance(value, list) else 'mapping'}"
+        cure += "; a pattern names several files, such as data/*.parquet" if location[0] == "data" else ""
     if detail["loc"][-1] == "[key]":
         cure = f"its name {cure}"
     elif value is None:
@@ -112,8 +117,8 @@ def _cure(detail: ErrorDetails, path: str, fields: list[str]) -> str:
     if kind in _MESSAGES:
         return _MESSAGES[kind]
     if kind == "literal_error":
-        close = maxtext_config.nearest(str(detail["input"]), re.findall(r"'([^']*)'", message))
-        return message.replace("Input should be", "must be") + close
+        known = re.findall(r"'([^']*)'", message) if isinstance(detail["input"], str) else []
+        return message.replace("Input should be", "must be") + maxtext_config.nearest(str(detail["input"]), known)
     for theirs, ours in (
         ("Value error, ", ""),
         ("Input should be greater than or equal to", "must be at least"),
@@ -122,6 +127,12 @@ def _cure(detail: ErrorDetails, path: str, fields: list[str]) -> str:
     ):
         message = message.replace(theirs, ours)
     return message
+
+
+def _wants_one_value(kind: str, cure: str) -> bool:
+    """Whether an error is that of a field with a single value, as text, a number or a duration."""
+    of_text = kind in ("string_type", "int_type", "float_type", "bool_type", "literal_error")
+    return of_text or cure.startswith("must be a duration")
 
 
 def _is_branch(part: str) -> bool:
@@ -133,7 +144,7 @@ def _dotted(location: list[str | int]) -> str:
 
 
 def _shown(location: list[str | int], value: object) -> object:
-    """A value as an error may repeat it: nothing for a whole section, and never a credential."""
+    """The value for the message: None for a list or a mapping, ``<hidden>`` for a secret, long text cut."""
     if value is None or isinstance(value, (dict, list)):
         return None
     if location[0] == "secrets" or maxtext_config.looks_secret(str(location[-1]), str(value)):
@@ -143,11 +154,11 @@ def _shown(location: list[str | int], value: object) -> object:
 
 
 def _fields_at(location: list[str | int]) -> list[str]:
-    """Names of the fields of the section at a location."""
+    """Names of the fields of the section at a location; empty if there is no section."""
     annotation: Any = RunSpec
     for part in location:
         if get_origin(annotation) in (list, dict):
-            annotation = get_args(annotation)[-1]  # an item of several
+            annotation = get_args(annotation)[-1]  # this part is an index or a key: go on with the item's type
             continue
         field = getattr(_section(annotation), "model_fields", {}).get(part)
         annotation = None if field is None else field.annotation
@@ -155,5 +166,5 @@ def _fields_at(location: list[str | int]) -> list[str]:
 
 
 def _section(annotation: Any) -> Any:
-    """The section among the types that a field may be, if there is one."""
+    """The section among the types of a field, if there is one."""
     return next((a for a in (annotation, *get_args(annotation)) if hasattr(a, "model_fields")), None)

@@ -1,6 +1,6 @@
-"""What is wrong with a spec whose fields are right one by one: each rule with the fields that it reads.
+"""Rules between the fields of a spec, each with the fields that it reads: what is valid alone and wrong together.
 
-A rule whose fields failed before it is not asked: its answer would be about a stand-in value, not about the user's.
+A rule that reads a field that failed already is left out: it would judge a stand-in, not the user's value.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ from typing import Any
 
 from ..errors import BadInput, Problem
 from . import gke_rules, maxtext_config, plan
-from .run_spec import NAME_TEMPLATES, RunSpec, is_bucket
+from .gate import METRICS, parse_gate
+from .run_spec import NAME_TEMPLATES, SPEC_SUFFIXES, RunSpec, is_bucket, is_spec_name
 
 _EXPORTED = ("qwen3",)
 _HIDDEN = "<hidden>"
@@ -23,10 +24,10 @@ Rule = Callable[[RunSpec], Iterator[Problem]]
 
 
 def contradictions(spec: RunSpec, failed: Collection[str] = ()) -> list[Problem]:
-    """Every problem of a spec that no single field shows.
+    """Every problem that the rules find in a spec.
 
     Args:
-      failed: dotted paths whose values are stand-ins; rules that read them are left out.
+      failed: dotted paths of the fields whose values are stand-ins; rules that read them are left out.
     """
     found: list[Problem] = []
     for fields, rule in _RULES:
@@ -49,6 +50,9 @@ def _name(spec: RunSpec) -> Iterator[Problem]:
         bare = bare.replace(template, "")
     if "{" in bare or "}" in bare:
         yield Problem("run.name", spec.run.name, f"only {', '.join(NAME_TEMPLATES)} may stand in braces")
+    if is_bucket(spec.run.output) and is_spec_name(spec.run.name):
+        cure = f"must not end in {' or '.join(SPEC_SUFFIXES)}: in a bucket that is the name of a spec, not of a run"
+        yield Problem("run.name", spec.run.name, cure)
 
 
 # -- slices -------------------------------------------------------------------------------------------------------
@@ -98,11 +102,19 @@ def _faults(spec: RunSpec) -> Iterator[Problem]:
             yield Problem(f"local.faults.{index}.slice", fault.slice, cure)
 
 
+def _faults_in_time(spec: RunSpec) -> Iterator[Problem]:
+    last = spec.train.steps - 1
+    for index, fault in enumerate(spec.local.faults):
+        if fault.after_step >= last:
+            cure = f"must be below the number of the last step ({last}): later there is no training to interrupt"
+            yield Problem(f"local.faults.{index}.after_step", fault.after_step, cure)
+
+
 def _division(spec: RunSpec) -> Iterator[Problem]:
-    """Dimensions that fsdp shards must divide over the devices of its axis (MaxText refuses them only on the TPU)."""
+    """What fsdp shards must divide by the devices of its axis; MaxText would refuse it only once it has the TPU."""
     overrides = spec.train.maxtext
-    unsound = any(_type(spec)) or maxtext_config.check_model(spec.model.name)
-    if unsound or maxtext_config.check_overrides(overrides) or not maxtext_config.base():
+    failed = any(_type(spec)) or maxtext_config.check_model(spec.model.name)
+    if failed or maxtext_config.check_overrides(overrides) or not maxtext_config.base():
         return
     devices, keys = plan.shape_of(spec).devices, maxtext_config.resolved(spec.model.name, overrides)
     ways = plan.fsdp_ways(keys, devices, spec.slices.count)
@@ -126,6 +138,19 @@ def _division(spec: RunSpec) -> Iterator[Problem]:
         yield Problem("train.maxtext.per_device_batch_size", batch, cure)
 
 
+def _heads(spec: RunSpec) -> Iterator[Problem]:
+    """Query heads share key and value heads in groups of one size; MaxText would refuse others when it compiles."""
+    overrides, (query, shared) = spec.train.maxtext, ("base_num_query_heads", "base_num_kv_heads")
+    failed = maxtext_config.check_model(spec.model.name) or maxtext_config.check_overrides(overrides)
+    if failed or not maxtext_config.base():
+        return
+    keys = maxtext_config.resolved(spec.model.name, overrides)
+    if query in overrides and keys[query] % keys[shared]:
+        yield Problem(f"train.maxtext.{query}", keys[query], f"must be a multiple of {shared} ({keys[shared]})")
+    elif shared in overrides and keys[query] % keys[shared]:
+        yield Problem(f"train.maxtext.{shared}", keys[shared], f"must divide {query} ({keys[query]})")
+
+
 # -- model and data -----------------------------------------------------------------------------------------------
 
 
@@ -147,7 +172,7 @@ def _exporter(spec: RunSpec) -> Iterator[Problem]:
         return
     block = maxtext_config.resolved(spec.model.name, spec.train.maxtext).get("decoder_block")
     if block not in _EXPORTED:
-        cure = f"the exporter knows {', '.join(_EXPORTED)} (decoder_block {block!r} it does not); set `export: false`"
+        cure = f"the exporter knows {', '.join(_EXPORTED)}, not decoder_block {block!r}; set `export: false`"
         yield Problem("model.name", spec.model.name, cure)
 
 
@@ -191,8 +216,14 @@ def _evaluation(spec: RunSpec) -> Iterator[Problem]:
 
 
 def _gate(spec: RunSpec) -> Iterator[Problem]:
-    if spec.evaluate and spec.evaluate.gate and not spec.evaluate.heldout and not gke_rules.own_evaluator(spec):
+    if not spec.evaluate or gke_rules.own_evaluator(spec):
+        return
+    if spec.evaluate.gate and not spec.evaluate.heldout:
         yield Problem("evaluate.gate", None, "needs `evaluate.heldout: true`, or no gate")
+        return
+    for index, text in enumerate(spec.evaluate.gate):
+        if parse_gate(text).metric not in METRICS:
+            yield Problem(f"evaluate.gate.{index}", text, f"nothing measures that; there are {', '.join(METRICS)}")
 
 
 def _period(spec: RunSpec) -> Iterator[Problem]:
@@ -211,7 +242,7 @@ def _place(section: str, field: str) -> Rule:
             return
         scheme, _, rest = uri.partition("://")
         if is_bucket(uri) and (scheme != "gs" or not rest.strip("/")):
-            yield Problem(f"{section}.{field}", uri, "must be a path or gs://bucket/...; no other storage is known")
+            yield Problem(f"{section}.{field}", uri, "must be a path or gs://bucket/...; other storage is unsupported")
         elif is_bucket(uri) and not _BUCKET.fullmatch(rest.partition("/")[0]):
             cure = "has no valid bucket name: at most 222 lower-case letters, digits, '-', '_' and '.'"
             yield Problem(f"{section}.{field}", uri, cure)
@@ -245,9 +276,9 @@ def _references(spec: RunSpec) -> Iterator[Problem]:
 
 
 def _credentials(spec: RunSpec) -> Iterator[Problem]:
-    """Credentials anywhere: the spec is written to files, reports and arguments."""
+    """Credentials in any field: the spec is written to files, reports and arguments."""
     document = spec.model_dump(exclude={"secrets"})
-    # check_overrides has looked at the keys of train.maxtext themselves.
+    # The rule `_overrides` checks the top-level keys of train.maxtext.
     seen = {f"train.maxtext.{key}" for key, value in spec.train.maxtext.items() if not isinstance(value, (dict, list))}
 
     def walk(path: str, key: str, value: Any) -> Iterator[Problem]:
@@ -267,12 +298,14 @@ def _credentials(spec: RunSpec) -> Iterator[Problem]:
 
 
 _RULES: tuple[tuple[tuple[str, ...], Rule], ...] = (
-    (("run.name",), _name),
+    (("run.name", "run.output"), _name),
     (("slices.min", "slices.count"), _minimum),
     (("slices.type", "slices.machine_type", "slices.topology"), _type),
     (("slices.type", "slices.machine_type", "slices.topology", "platform"), _platform),
     (("slices.reservation", "slices.capacity"), _reservation),
     (("slices.count", "local.faults"), _faults),
+    (("train.steps", "local.faults"), _faults_in_time),
+    (("model.name", "train.maxtext"), _heads),
     (
         (
             "slices.type",

@@ -1,11 +1,12 @@
 """What a slice consists of: from ``v6e-16``, or a machine type and a topology, to chips, VMs and JAX devices.
 
-One table (tpu_table.yaml, its sources are named there) and three rules give every figure, so that the number of VMs is
-computed and never asked for: a node pool of another size than its topology is refused only after minutes of waiting.
+One table (tpu_table.yaml, which names its sources) and three rules give every figure. The number of VMs is computed
+and never asked for: GKE takes minutes to refuse a node pool whose size does not fit its topology.
 
 * chips = product of the topology; VMs = chips / chips of one machine.
 * The number in an accelerator name counts chips (v5e, v6e) or TensorCores (v4, v5p, tpu7x): ``v5p-8`` has 4 chips.
-* A pool of one VM must not be told its topology, one of several must, and tpu7x takes it by a workload policy.
+* A node pool of one VM must be created without a topology, one of several VMs with it; tpu7x takes it by a workload
+  policy.
 
 ``sim-<VMs>x<devices a VM>`` (``sim-1x2``) is a simulated slice of the local platform.
 """
@@ -27,7 +28,7 @@ Placement = Literal["none", "topology", "workload_policy"]
 
 SIMULATED = "sim"
 MAX_SIMULATED_DEVICES = 256
-"""Devices of one simulated slice: more than that only exhausts the memory of one machine."""
+"""Devices that one simulated slice may have: more would exhaust the memory of the machine."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +53,7 @@ class SliceShape:
     hbm_gib_per_chip: float
     """0 for a simulated slice: its devices share the machine's memory."""
     placement: Placement
-    """How GKE is told the topology of the node pool."""
+    """How the topology of the node pool is given to GKE."""
 
     @property
     def multi_host(self) -> bool:
@@ -170,7 +171,7 @@ def one_host(shape: SliceShape) -> SliceShape:
 
 def _simulated(type: str, machine_type: str | None, topology: str | None) -> SliceShape:
     problems = [
-        Problem(f"slices.{field}", value, f"a simulated slice has none; remove it, {type!r} says all")
+        Problem(f"slices.{field}", value, f"a simulated slice has none, {type!r} is enough; remove it")
         for field, value in (("machine_type", machine_type), ("topology", topology))
         if value
     ]
@@ -213,7 +214,7 @@ def _parse_type(type: str, topology: str | None) -> tuple[_Generation, int | Non
     generation, units = by_name[stem], int(number)
     chips, rest = divmod(units, generation.name_units_per_chip)
     sizes = {_chips(listed) for listed in generation.topologies}
-    # With an explicit topology the size needs no default topology, so the rule decides about the topology alone.
+    # With an explicit topology the number need not be a usual size; `_check_topology` compares the two.
     if rest or (topology is None and chips not in sizes):
         counted = "TensorCores" if generation.name_units_per_chip > 1 else "chips"
         near = [f"{stem}-{size * generation.name_units_per_chip}" for size in _nearest(chips, sizes)]
@@ -224,7 +225,7 @@ def _parse_type(type: str, topology: str | None) -> tuple[_Generation, int | Non
 
 def _generation_of(machine_type: str | None) -> _Generation:
     if not machine_type:
-        raise _bad("slices.type", None, "missing; name an accelerator, e.g. v6e-16, or machine_type and topology")
+        raise _bad("slices.type", None, "is required: an accelerator, e.g. v6e-16, or machine_type and topology")
     by_machine = {machine.name: generation for generation in _table() for machine in generation.machines}
     if machine_type not in by_machine:
         close = get_close_matches(machine_type, by_machine, n=3, cutoff=0.5)
@@ -233,7 +234,7 @@ def _generation_of(machine_type: str | None) -> _Generation:
 
 
 def _machines(generation: _Generation, machine_type: str | None) -> Sequence[_Machine]:
-    """The machines that the user leaves to choose from, in the order of preference."""
+    """The machines to choose from, in the order of preference: the user's, or all of the generation."""
     if not machine_type:
         return generation.machines
     chosen = [machine for machine in generation.machines if machine.name == machine_type]
@@ -249,7 +250,7 @@ def _default_topology(generation: _Generation, machines: Sequence[_Machine], chi
             return listed
     served = [listed for listed in generation.topologies if any(machine.serves(listed) for machine in machines)]
     shown = ", ".join(served[:6]) + (", ..." if len(served) > 6 else "")
-    raise _bad("slices.topology", None, f"missing, and nothing else says the size; one of {shown}")
+    raise _bad("slices.topology", None, f"is required, because nothing else gives the size; one of {shown}")
 
 
 def _check_topology(generation: _Generation, topology: str, chips: int | None, type: str | None) -> None:

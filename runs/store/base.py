@@ -1,26 +1,26 @@
-"""The only way to the small files of a run, on a folder or in a bucket, with create-if-absent and compare-and-swap.
+"""What a store of small files promises, and what its two implementations share: posix.py (a folder), gcs.py (a bucket).
 
-Every process that has to do with a run meets the others here: there is no server of our own, so the storage is what
-decides who was first. `open_store` gives a `Store` for a path (store_posix.py) or a ``gs://`` URI (store_gcs.py). Bulk
-data (checkpoints, exports) does not come this way.
+All reads and writes of a run's small files go through a store. There is no server of our own, so the processes of a run
+coordinate by the store alone: create-if-absent and compare-and-swap decide which of them was first. Bulk data
+(checkpoints, exports) does not go through it. `open_store` (open.py) returns the store of a path or a URI.
 """
 
 from __future__ import annotations
 
 import uuid
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Protocol
 
-from ..errors import BadInput
+from ..errors import BadInput, Unreachable
 
 TEMPORARY = ".tmp-"
-"""What the last part of a name of our own unfinished business begins with; listings leave such names out."""
+"""Prefix of the store's own temporary files (of the last part of a name); listings leave them out."""
 
 
 @dataclass(frozen=True)
 class Item:
-    """One small file as it was read: its bytes, its generation (opaque) and the storage's time of its last write."""
+    """One small file as it was read: bytes, generation (opaque), time of the last write by the storage's clock."""
 
     data: bytes
     generation: str
@@ -29,7 +29,7 @@ class Item:
 
 @dataclass(frozen=True)
 class Entry:
-    """One line of a listing; ``size`` in bytes, ``digest`` = ``crc32c:<base64>`` in a bucket and None on a folder."""
+    """One file of a listing; ``size`` in bytes, ``digest`` ``crc32c:<base64>`` in a bucket and None in a folder."""
 
     name: str
     size: int
@@ -41,9 +41,10 @@ class Entry:
 class Store(Protocol):
     """Small files by name: a relative POSIX path such as ``events/x.json``.
 
-    A generation is an opaque string that names one write of one name. Times are the storage's own clock, UTC.
-    Every call may raise `Unreachable` (the storage did not answer in time: unknown, not lost) and `BadInput` (a name
-    that leaves the root, a bucket that does not exist, a permission that is missing).
+    A generation is an opaque string that identifies one write of one file. Times are by the storage's clock, in UTC.
+    Every call may raise `Unreachable` (the storage did not answer in time; whether a write was done is not known) and
+    `BadInput` (a name outside the root, a bucket that does not exist, a missing permission). The root, if it is a
+    folder, is made by the first write; one that was there and is deleted is not made again: writes raise `NotFound`.
     """
 
     @property
@@ -51,34 +52,46 @@ class Store(Protocol):
         """The root, as a ``gs://`` URI or an absolute path, without a slash at its end."""
 
     def read(self, name: str) -> Item:
-        """The file, whole. Raises NotFound."""
+        """The whole file. Raises NotFound."""
 
     def create(self, name: str, data: bytes) -> str:
-        """Write only if there is no such file and return its generation. Raises Exists."""
+        """Write only if there is no such file; return its generation. Raises Exists."""
 
     def replace(self, name: str, data: bytes, generation: str) -> str:
-        """Write only over that generation and return the new one. Raises Changed, also when the file is gone."""
+        """Write only over this generation; return the new one. Raises Changed, also when the file is gone."""
 
     def put(self, name: str, data: bytes) -> str:
-        """Write, whatever is there, and return the generation."""
+        """Write, whether or not there is such a file; return the generation."""
 
     def list(self, prefix: str = "") -> list[Entry]:
-        """Every file whose name begins with `prefix` (a string, not a folder), with subfolders, sorted by name."""
+        """All files whose name begins with `prefix` (text, not a folder), those in subfolders too, sorted by name."""
 
     def delete(self, name: str, generation: str | None = None) -> None:
-        """Delete; a missing file is fine. With a generation: only that one, and a missing or other one is Changed."""
+        """Delete; a missing file is no error. With a generation: only that one; raises Changed if it is not there."""
 
     def digest(self, name: str) -> str:
         """Digest of the stored bytes: ``crc32c:<base64>``, kept by the bucket; ``sha256:<hex>``, read from the folder.
 
-        Raises NotFound."""
+        Raises NotFound.
+        """
 
     def now(self) -> datetime:
-        """The storage's clock: the time of a file that was written, and removed, for this question."""
+        """The time by the storage's clock: that of a temporary file, which is written and removed for it."""
+
+
+def time_to_show(store: Store) -> datetime:
+    """The time by the storage's clock; by this machine's where this user or a full disk allows no write.
+
+    For what is shown to people. What is decided, whether a claim is stale among it, goes by `Store.now` alone.
+    """
+    try:
+        return store.now()
+    except (BadInput, Unreachable):
+        return datetime.now(UTC)
 
 
 def check_name(name: str) -> str:
-    """Return the name if it is a relative POSIX path that stays below the root and is not one of our hidden ones.
+    """Return the name unchanged if it is a relative POSIX path below the root and not that of a temporary file.
 
     Raises:
       BadInput: it is not.
@@ -87,12 +100,12 @@ def check_name(name: str) -> str:
     if any(part in ("", ".", "..") for part in parts) or any(c in name for c in "\0\r\n"):
         raise BadInput(f"{name!r} is not the name of a file of a run; give a relative path without '.' and '..'")
     if parts[-1].startswith(TEMPORARY):
-        raise BadInput(f"{name!r}: names that begin with {TEMPORARY!r} are the store's own; choose another")
+        raise BadInput(f"{name!r}: names that begin with {TEMPORARY!r} are reserved for the store; choose another")
     return name
 
 
 def is_listed(name: str) -> bool:
-    """Whether a stored name is a file of the user's: neither hidden nor a bucket's stand-in for a folder."""
+    """Whether a listing shows a stored name: not temporary files, nor the empty objects that stand for folders."""
     last = name.rpartition("/")[2]
     return bool(last) and not last.startswith(TEMPORARY)
 

@@ -1,9 +1,9 @@
-"""The store of a run in a Google Cloud Storage bucket: an object's generation is what compare-and-swap compares.
+"""The store in a Google Cloud Storage bucket: compare-and-swap compares the generations of objects.
 
-A request may fail in three ways. It was refused (429): asked again. Its answer was lost (5xx, a broken connection): it
-may have been carried out, so it is asked again, and when the second one finds the object changed, the object is read:
-the id of this very write on it says that the first one had succeeded. Nothing answers until the deadline:
-`Unreachable`. Google's own retry is off, because it cannot tell the second case from a conflict.
+A request may fail in three ways. It is refused for its rate (429): try again. Its answer is lost (5xx, a broken
+connection): it may have been carried out. Try again; if that finds the object changed, read the object: if it carries
+the id of this write, the first try had succeeded. There is no answer until the deadline: raise `Unreachable`. The
+retries of Google's client are off, because they cannot tell the second case from a conflict.
 
 Preconditions: https://cloud.google.com/storage/docs/request-preconditions
 """
@@ -31,7 +31,7 @@ from .base import TEMPORARY, Entry, Item, check_name, is_listed, new_id
 T = TypeVar("T")
 
 WRITE_ID = "elastic-tpu-write"
-"""Custom metadata of an object: which write it is. Equal bytes would not do: two runs may write the same."""
+"""Custom metadata of an object: the id of its write. Bytes cannot identify a write: two runs may write the same."""
 
 _LOGIN = "log in with `gcloud auth application-default login`, or give the pod a service account (Workload Identity)"
 _BACK_OFF = wait_exponential_jitter(initial=0.5, max=8.0, jitter=0.5)
@@ -52,7 +52,7 @@ def connect() -> storage.Client:
 
 
 def _media_type(name: str) -> str:
-    """So that a browser shows report.html, and a log, and does not download them."""
+    """The media type of a file, so that a browser shows report.html and logs instead of downloading them."""
     unknown = "text/plain" if name.endswith(".log") else "application/octet-stream"
     return mimetypes.guess_type(name)[0] or unknown
 
@@ -68,14 +68,12 @@ class GcsStore:
         *,
         deadline: float = 60.0,
         back_off: wait_base = _BACK_OFF,
-        new_id: Callable[[], str] = new_id,
     ) -> None:
         self._client = client
         self._bucket = client.bucket(bucket)
         self._prefix = f"{prefix}/" if prefix else ""
         self._deadline = deadline
         self._back_off = back_off
-        self._new_id = new_id
         self._bucket_seen = False
 
     @property
@@ -89,7 +87,7 @@ class GcsStore:
             while True:
                 blob = self._bucket.blob(key)
                 blob.reload(timeout=timeout, retry=None)
-                # Pinned, so that the bytes are those of this generation; gone means overwritten meanwhile: read that.
+                # Pinned, so that the bytes are of this generation. NotFound: it was overwritten meanwhile; read again.
                 pinned = self._bucket.blob(key, generation=blob.generation)
                 with suppress(api.NotFound):
                     data = pinned.download_as_bytes(timeout=timeout, retry=None)
@@ -144,7 +142,7 @@ class GcsStore:
         return f"crc32c:{blob.crc32c}"
 
     def now(self) -> datetime:
-        key = self._prefix + TEMPORARY + self._new_id()
+        key = self._prefix + TEMPORARY + new_id()
         updated: datetime = self._write("", key, b"", None, None).updated
         with suppress(Unreachable, api.NotFound):
             self._call("", lambda timeout, _: self._bucket.blob(key).delete(timeout=timeout, retry=None))
@@ -159,13 +157,17 @@ class GcsStore:
         return Entry(name, blob.size, str(blob.generation), blob.updated, digest)
 
     def _write(self, name: str, key: str, data: bytes, match: int | None, conflict: ElasticTPUError | None) -> Any:
-        """Upload under a precondition; the blob as the storage describes it. Raises `conflict` when it fails."""
-        write_id = self._new_id()
+        """Upload under the precondition that the generation is `match` (0: no object, None: any); return the blob.
+
+        Raises:
+          the error `conflict`: the precondition does not hold.
+        """
+        write_id = new_id()
 
         def attempt(timeout: float, lost: bool) -> Any:
             blob = self._bucket.blob(key)
             blob.metadata = {WRITE_ID: write_id}
-            blob.cache_control = "no-store"  # a public object is cached for an hour otherwise
+            blob.cache_control = "no-store"  # otherwise a public object is cached for an hour
             try:
                 blob.upload_from_string(data, _media_type(name), if_generation_match=match, timeout=timeout, retry=None)
             except api.PreconditionFailed as error:
@@ -182,17 +184,21 @@ class GcsStore:
             raise self._no_bucket() from error
 
     def _call_object(self, name: str, attempt: Callable[[float, bool], T]) -> T:
-        """Like `_call`, for an object that should be there."""
+        """As `_call`, for an object that should exist. Raises NotFound."""
         try:
             return self._call(name, attempt)
         except api.NotFound:
             if not self._bucket_seen:
-                # A missing bucket is a 404 as well, but only it has no listing.
+                # A missing bucket is a 404 too; listing it fails, and names it.
                 self.list(TEMPORARY)
             raise NotFound(f"{self.uri}/{name}: there is no such object") from None
 
     def _call(self, name: str, attempt: Callable[[float, bool], T]) -> T:
-        """Run ``attempt(timeout, lost)`` until it is answered; `lost` = an earlier one may have been carried out."""
+        """Call ``attempt(timeout, lost)`` until it is answered, or until the deadline.
+
+        Args:
+          attempt: makes the request, within `timeout` seconds; `lost`: an earlier attempt may have been carried out.
+        """
         start = time.monotonic()
         lost = False
 
@@ -218,7 +224,7 @@ class GcsStore:
 
     @contextmanager
     def _named(self, name: str) -> Iterator[None]:
-        """Turn what Google's client says into an error with the object and the cure; 404 is left to the caller."""
+        """Turn an error of Google's client into one that names the object and the cure; 404 is left to the caller."""
         where = f"{self.uri}/{name}".rstrip("/")
         try:
             yield
@@ -247,23 +253,23 @@ class GcsStore:
 
 
 def _number(generation: str, conflict: ElasticTPUError) -> int:
-    """A generation of ours as Google's number; never 0, which would mean "only if absent"."""
+    """A generation as Google's number; never 0, which would mean "only if absent". Raises `conflict`."""
     if not generation.isdecimal() or int(generation) == 0:
         raise conflict
     return int(generation)
 
 
 def _is_throttled(error: BaseException) -> bool:
-    """Refused for its rate: certainly not carried out."""
+    """Whether a request was refused for its rate, and so was not carried out."""
     # Project quotas answer 403: https://cloud.google.com/storage/docs/json_api/v1/status-codes
     limited = isinstance(error, api.Forbidden) and "ratelimitexceeded" in str(error).lower()
     return limited or isinstance(error, api.TooManyRequests)
 
 
 def _is_transient(error: BaseException) -> bool:
-    """Whether asking again may help: throttled, a server's error, no or half an answer."""
+    """Whether another try may succeed: refused for its rate, an error of the server, no answer or half of one."""
     if isinstance(error, auth.RefreshError):
-        # The metadata server of a pod that has just started does not answer yet.
+        # In a pod that has just started the metadata server does not answer yet.
         return error.retryable or isinstance(error.__cause__, auth.TransportError)
     if isinstance(error, api.GoogleAPICallError):
         return _is_throttled(error) or isinstance(error, api.ServerError) or error.code == 408

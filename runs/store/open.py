@@ -1,4 +1,4 @@
-"""The store at a path or a URI."""
+"""Opens the store at a path or a URI; imports only the implementation that it needs."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from .base import Store
 
 
 def open_store(uri: str, *, deadline: float = 60.0) -> Store:
-    """The store at a local path or at ``gs://bucket[/prefix]``. Nothing is created, and nothing is asked yet.
+    """The store at a local path or at ``gs://bucket[/prefix]``. Nothing is created, and no request is made yet.
 
     Args:
-      uri: where the store's root is; a folder need not exist.
-      deadline: seconds that one call may spend on a storage that does not answer, before `Unreachable`.
+      uri: the store's root; a folder need not exist.
+      deadline: seconds after which a call to a bucket that does not answer raises `Unreachable`.
 
     Raises:
       BadInput: another scheme, no bucket, or no Google credentials.
@@ -33,5 +33,5 @@ def open_store(uri: str, *, deadline: float = 60.0) -> Store:
     client = connect()
     try:
         return GcsStore(client, bucket, prefix.strip("/"), deadline=deadline)
-    except ValueError as error:  # the library's word on the name
+    except ValueError as error:  # the library refuses the bucket's name
         raise BadInput(f"{uri!r} is not a place for a run: {error}") from error

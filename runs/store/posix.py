@@ -1,8 +1,9 @@
-"""The store of a run in a folder: a file gets its name only when it is whole, and its time is its generation.
+"""The store in a folder: a file appears under its name only when it is complete; its generation is its mtime.
 
-Bytes are written under a hidden name and flushed; then, under the root's lock, the file gets the time of its commit,
-strictly later than the one that it replaces, and is linked (create) or renamed (replace, put) to its own name. A
-process that is killed at any moment leaves the old file or the new one, and at most a hidden one that no listing shows.
+The bytes are written to a temporary file and flushed. Then, under the root's lock, it gets the time of the commit,
+strictly later than that of the file that it replaces, and is linked (create) or renamed (replace, put) to its name. A
+process that is killed at any moment leaves the old file or the new one, and at most a temporary one, which no listing
+shows.
 """
 
 from __future__ import annotations
@@ -24,9 +25,9 @@ from .base import TEMPORARY, Entry, Item, check_name, is_listed, new_id
 class PosixStore:
     """A store in a folder, for any number of processes and threads on machines that share the filesystem's locks."""
 
-    def __init__(self, root: Path, *, new_id: Callable[[], str] = new_id) -> None:
+    def __init__(self, root: Path) -> None:
         self._root = root
-        self._new_id = new_id
+        self._seen = False  # the root was there, so if it is gone it was deleted, and is not made again
 
     @property
     def uri(self) -> str:
@@ -34,7 +35,7 @@ class PosixStore:
 
     def read(self, name: str) -> Item:
         with self._open(name) as file:
-            # A file is never changed after it got its name, so one descriptor gives bytes and times that agree.
+            # A file is never changed under its name, so bytes and time from one descriptor belong together.
             return Item(file.read(), *_version(os.fstat(file.fileno())))
 
     def create(self, name: str, data: bytes) -> str:
@@ -56,7 +57,10 @@ class PosixStore:
             temporary.rename(path)
             return written
 
-        return self._write(name, data, commit)
+        try:
+            return self._write(name, data, commit)
+        except NotFound as error:
+            raise Changed(str(error)) from error
 
     def put(self, name: str, data: bytes) -> str:
         def commit(temporary: Path, path: Path) -> str:
@@ -108,20 +112,21 @@ class PosixStore:
         with self._named(name):
             try:
                 with path.open("rb") as file:
+                    self._seen = True
                     yield file
             except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
                 raise NotFound(f"{self.uri}/{name}: there is no such file") from None
 
     def _write(self, name: str, data: bytes, commit: Callable[[Path, Path], str]) -> str:
-        """Flush the bytes under a hidden name, then let `commit` give them their own under the lock."""
+        """Flush the bytes to a temporary file, then call `commit` under the lock to move it to its name."""
         path = self._path(name)
         with self._named(name), self._temporary(path.parent, data) as temporary, self._locked():
             return commit(temporary, path)
 
     @contextmanager
     def _temporary(self, folder: Path, data: bytes) -> Iterator[Path]:
-        folder.mkdir(parents=True, exist_ok=True)
-        path = folder / (TEMPORARY + self._new_id())
+        self._make(folder)
+        path = folder / (TEMPORARY + new_id())
         try:
             with path.open("xb") as file:
                 file.write(data)
@@ -131,9 +136,24 @@ class PosixStore:
         finally:
             path.unlink(missing_ok=True)
 
+    def _make(self, folder: Path) -> None:
+        """Make a folder of the store. A root that was deleted is not made again, not even in part."""
+        if not self._seen:
+            self._root.mkdir(parents=True, exist_ok=True)
+            self._seen = True
+        if folder == self._root:
+            return
+        try:
+            folder.mkdir(exist_ok=True)
+        except FileNotFoundError:
+            if folder.parent == self._root:
+                raise
+            self._make(folder.parent)
+            folder.mkdir(exist_ok=True)
+
     @contextmanager
     def _locked(self) -> Iterator[None]:
-        """Hold the root's lock: the folder's own descriptor, so that nothing is left behind."""
+        """Hold the root's lock. The folder itself is locked, so that no lock file is left behind."""
         lock = os.open(self._root, os.O_RDONLY | os.O_DIRECTORY)
         try:
             try:
@@ -141,7 +161,7 @@ class PosixStore:
             except OSError as error:
                 if error.errno != errno.EBADF:
                     raise
-                # NFS locks only what is open for writing, which a folder never is; there, a hidden file serves.
+                # NFS locks only what is open for writing, which a folder cannot be: lock a file that no listing shows.
                 os.close(lock)
                 lock = os.open(self._root / (TEMPORARY + "lock"), os.O_RDWR | os.O_CREAT, 0o666)
                 fcntl.flock(lock, fcntl.LOCK_EX)
@@ -150,17 +170,24 @@ class PosixStore:
             os.close(lock)
 
     def _stamp(self, temporary: Path, before: os.stat_result | None) -> str:
-        """Set the time of the commit on a file that has no name yet; strictly later than the file it replaces."""
+        """Set the time of the commit on a temporary file, strictly later than that of the file it replaces.
+
+        Args:
+          before: of the file that it replaces; None if there must be none.
+
+        Returns:
+          The new generation.
+        """
         os.utime(temporary)
         wanted = temporary.stat().st_mtime_ns
         if before is None:
             # The kernel's clock ticks every few milliseconds: without this, a file that is deleted and created again
             # within one tick would get its old generation back.
-            above, wanted = -1, wanted + int(self._new_id()[:8], 16) % 1_000_000
+            above, wanted = -1, wanted + int(new_id()[:8], 16) % 1_000_000
         else:
             above = before.st_mtime_ns
             wanted = max(wanted, above + 1)
-        for step in (0, 10**3, 10**6, 10**9, 2 * 10**9):  # filesystems keep ns, us, ms, s, or pairs of seconds
+        for step in (0, 10**3, 10**6, 10**9, 2 * 10**9):  # filesystems keep times in ns, us, ms, s or units of 2 s
             os.utime(temporary, ns=(wanted + step, wanted + step))
             stat = temporary.stat()
             if stat.st_mtime_ns > above:
@@ -175,16 +202,20 @@ class PosixStore:
 
     @contextmanager
     def _named(self, name: str) -> Iterator[None]:
-        """Turn what the operating system says into an error that names the file and who must act."""
+        """Turn an error of the operating system into one that names the file and says who must act."""
         where = f"{self.uri}/{name}".rstrip("/")
         try:
             yield
         except OSError as error:
             reason = error.strerror or str(error)
+            if isinstance(error, FileNotFoundError) and not self._root.exists():
+                raise NotFound(f"{self.uri}: the folder was deleted; nothing is written there again") from error
             if isinstance(error, PermissionError) or error.errno == errno.EROFS:
-                raise BadInput(f"{where}: {reason}; give this user the right to read and write there") from error
+                raise BadInput(f"{where}: {reason}; give this user the permission to read and write there") from error
             if isinstance(error, (FileExistsError, NotADirectoryError, IsADirectoryError)):
-                raise BadInput(f"{where}: {reason}: a file where a folder should be, or the reverse") from error
+                raise BadInput(
+                    f"{where}: {reason}; a file is where a folder should be, or the reverse: move it"
+                ) from error
             if error.errno in (errno.ENAMETOOLONG, errno.EINVAL, errno.EILSEQ):
                 raise BadInput(f"{where}: {reason}; choose a shorter or plainer name") from error
             raise Unreachable(f"{where}: {reason}") from error
@@ -203,7 +234,7 @@ def _stat(path: Path) -> os.stat_result | None:
 
 
 def _raise_unless_gone(error: OSError) -> None:
-    """A folder that vanishes during a walk is no error; one that cannot be read is: a listing is never partial."""
+    """For `os.walk`: skip a folder that was deleted meanwhile; raise if it cannot be read: no listing is partial."""
     if isinstance(error, (FileNotFoundError, NotADirectoryError)):
         return
     raise error

@@ -1,19 +1,24 @@
-"""How small files are written: JSON with sorted keys, ``schema: 1``, UTC times in RFC 3339 with milliseconds."""
+"""The format of small files: JSON with sorted keys, ``schema: 1``, times in UTC, RFC 3339 with milliseconds."""
 
 from __future__ import annotations
 
+import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from datetime import UTC, datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from ..errors import BadInput
+from ..errors import BadInput, Damaged
+
+if TYPE_CHECKING:
+    from pydantic import ValidationError
 
 SCHEMA = 1
+DIGEST = "record_digest"
 
 
 def timestamp(when: datetime | None = None) -> str:
-    """UTC time in RFC 3339 with milliseconds, e.g. ``2026-01-31T12:00:00.000Z``."""
+    """A time (the present by default) in UTC, RFC 3339 with milliseconds, e.g. ``2026-01-31T12:00:00.000Z``."""
     when = (when or datetime.now(UTC)).astimezone(UTC)
     return when.strftime("%Y-%m-%dT%H:%M:%S.") + f"{when.microsecond // 1000:03d}Z"
 
@@ -32,36 +37,74 @@ def canonical(value: Any) -> bytes:
 
 
 def dump(record: Mapping[str, Any]) -> bytes:
-    """A record as the bytes of its small file."""
+    """A record as the bytes of its small file, with the schema added."""
     return json.dumps(
         {**record, "schema": SCHEMA}, sort_keys=True, indent=1, ensure_ascii=False, allow_nan=False
     ).encode()
 
 
+def digest(record: Mapping[str, Any]) -> str:
+    """sha256 of the content of a record, as ASCII JSON with sorted keys and no spaces, without its own digest."""
+    content = {key: value for key, value in record.items() if key != DIGEST}
+    return hashlib.sha256(json.dumps(content, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+
+
+def seal(record: Mapping[str, Any]) -> bytes:
+    """As `dump`, with a digest of the content, which `load` checks."""
+    whole = {**record, "schema": SCHEMA}
+    return dump({**whole, DIGEST: digest(whole)})
+
+
+def unsealed_problem(record: Mapping[str, Any], known: Collection[str]) -> str:
+    """Why a record without a digest is not of a version that wrote none: fields other than `known`; else empty."""
+    unknown = sorted(record.keys() - {*known, "schema"})
+    return "" if DIGEST in record or not unknown else f"{DIGEST} is missing, and {unknown[0]!r} is no field of it"
+
+
 def load(data: bytes, name: str) -> dict[str, Any]:
-    """Parse a small file; a cut or foreign one, and one of a newer schema, is refused by name.
+    """The record in a small file.
+
+    Args:
+      name: the file, for error messages.
 
     Raises:
-      BadInput: not a JSON object, or written by a newer version of this package.
+      Damaged: not a JSON object (cut short, or another program's file), or not the content that its digest is of.
+      BadInput: written by a newer version of this package.
     """
     try:
         record = json.loads(data)
     except (ValueError, RecursionError) as error:
-        raise BadInput(f"{name}: not valid JSON ({error}); it was cut short or is not ours") from error
+        raise Damaged(f"{name}: not valid JSON ({error}); it was cut short, or elastic-tpu did not write it") from error
     if not isinstance(record, dict):
-        raise BadInput(f"{name}: a JSON object was expected, not {type(record).__name__}")
+        raise Damaged(f"{name}: a JSON object was expected, not {type(record).__name__}")
     check_schema(record.get("schema", SCHEMA), name)
+    if DIGEST in record and record[DIGEST] != (now := digest(record)):
+        was = str(record[DIGEST])
+        raise Damaged(f"{name}: {DIGEST} is {was[:12]}, the content's is {now[:12]}: it was changed or damaged")
     return record
 
 
+def wrong_fields(error: ValidationError) -> str:
+    """What is wrong with a record, in a line: its first three fields that are wrong."""
+    found = error.errors(include_url=False)[:3]
+    return "; ".join(
+        f"{'.'.join(map(str, one['loc']))}: {one['msg']}"
+        + ("" if one["type"] == "missing" else f", not {str(one['input'])[:40]}")
+        for one in found
+    )
+
+
 def check_schema(schema: object, name: str) -> None:
-    """Refuse what a newer version of this package wrote.
+    """Check that this version of the package can read a file of this schema.
 
     Raises:
-      BadInput: names both schemas.
+      Damaged: the schema is not a number.
+      BadInput: the schema is newer; both are named.
     """
     if not isinstance(schema, int):
-        raise BadInput(f"{name}: schema {schema!r} is not a number; the file is not ours, or was damaged")
+        raise Damaged(
+            f"{name}: schema {schema!r} is not a number; elastic-tpu did not write the file, or it was damaged"
+        )
     if schema > SCHEMA:
         raise BadInput(
             f"{name}: schema {schema} is newer than {SCHEMA}, the newest this version reads; upgrade elastic-tpu"

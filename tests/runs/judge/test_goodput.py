@@ -6,8 +6,9 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
-from elastic_tpu.runs.judge.goodput import measure, recoveries
+from elastic_tpu.runs.judge.goodput import measure
 from elastic_tpu.runs.record.events import Event
+from elastic_tpu.runs.record.recovery_events import finished_recoveries
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -82,7 +83,7 @@ def test_a_loss_before_the_very_first_step_is_no_lost_run() -> None:
 
 
 def test_the_story_of_each_recovery() -> None:
-    in_process, dead = recoveries(STORY)
+    in_process, dead = finished_recoveries(STORY)
     assert (in_process.cause, in_process.slices, in_process.reached, in_process.restored) == (
         "slice 1 lost",
         (1,),
@@ -120,6 +121,16 @@ def test_before_there_was_anything_to_measure(
 ) -> None:
     spent = measure(story, NOON + timedelta(seconds=end))
     assert (spent.total, spent.ratio) == (total, ratio)
+
+
+def test_goodput_is_not_above_1_where_its_seconds_were_rounded_up() -> None:
+    story = [
+        event(0, "slice.ready", all=True),
+        event(0, "train.first_step"),
+        event(0, "train.stopped", trained_seconds=2),
+    ]
+    spent = measure(story, NOON + timedelta(seconds=1.765625))
+    assert (spent.productive, spent.ratio) == (1.766, 1)
 
 
 _seconds = st.floats(-10, 1000)

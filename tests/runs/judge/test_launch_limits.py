@@ -6,7 +6,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
-from elastic_tpu.runs.judge.launch_limits import Spent, spent
+from elastic_tpu.runs.judge.launch_limits import SpentLimit, spent_limit
 from elastic_tpu.runs.judge.verdict import Observation
 from elastic_tpu.runs.record.status import Status
 from elastic_tpu.runs.spec.run_spec import Limits
@@ -16,16 +16,16 @@ LIMITS = Limits.model_validate({"queue": "48h", "start": "45m", "first_step": "3
 HOUR, MINUTE = 3600.0, 60.0
 
 
-def seen(state: Any, waited: float = 0.0, detail: str = "", **evidence: Any) -> Observation:
-    return Observation(state, detail=detail, evidence=evidence, waited=waited)
+def seen(state: Any, waited: float = 0.0, detail: str = "", **more: Any) -> Observation:
+    return Observation(state, detail=detail, waited=waited, **more)
 
 
 def again(waited: float, detail: str = "") -> Observation:
-    return Observation("over", -9, True, detail, {"ran": True, "trainer_lives": False}, waited)
+    return Observation("over", -9, True, detail, waited=waited, trainer_lives=False, ran=True)
 
 
 def running(minutes: float) -> Observation:
-    return seen("running", running_since=(NOW - timedelta(minutes=minutes)).isoformat())
+    return seen("running", running_since=NOW - timedelta(minutes=minutes))
 
 
 def status(phase: Any = "compiling", **more: Any) -> Status:
@@ -72,8 +72,8 @@ ROWS: list[tuple[Observation, Status | None, str | None]] = [
 
 @pytest.mark.parametrize(("observed", "said", "limit"), ROWS)
 def test_a_limit(observed: Observation, said: Status | None, limit: str | None) -> None:
-    found = spent(observed, said, LIMITS, NOW)
-    assert (found.limit if found else None) == limit
+    found = spent_limit(observed, said, LIMITS, NOW)
+    assert (found.field if found else None) == limit
 
 
 @pytest.mark.parametrize(
@@ -115,11 +115,11 @@ def test_a_limit(observed: Observation, said: Status | None, limit: str | None) 
 def test_the_reason_names_the_limit_and_what_was_waited_for(
     observed: Observation, said: Status | None, reason: str
 ) -> None:
-    found = spent(observed, said, LIMITS, NOW)
-    assert isinstance(found, Spent)
+    found = spent_limit(observed, said, LIMITS, NOW)
+    assert isinstance(found, SpentLimit)
     assert found.reason == reason
 
 
 def test_an_export_has_no_first_step_but_must_start() -> None:
-    assert spent(running(31), None, LIMITS, NOW, trains=False) is None
-    assert spent(seen("starting", 1 * HOUR), None, LIMITS, NOW, trains=False) is not None
+    assert spent_limit(running(31), None, LIMITS, NOW, trains=False) is None
+    assert spent_limit(seen("starting", 1 * HOUR), None, LIMITS, NOW, trains=False) is not None

@@ -1,12 +1,18 @@
-"""Every row of the judgement on a job: what was observed, what it means, and who must act (contracts.md 8)."""
+"""Every row of the judgement on a job: what was observed, what it means, and who must act (docs/contracts.md 8)."""
 
 from __future__ import annotations
 
+import json
+from dataclasses import replace
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
-from elastic_tpu.runs.judge.verdict import Observation, judge
+from elastic_tpu.runs.errors import ExitCode
+from elastic_tpu.runs.judge.verdict import Observation, Verdict, judge
 from elastic_tpu.runs.record.status import SliceCount, Status
+
+NOON = datetime(2026, 1, 2, 12, tzinfo=UTC)
 
 
 def status(phase: Any, **more: Any) -> Status:
@@ -34,10 +40,10 @@ EXITS: list[tuple[int | None, Status | None, tuple[str, str, int, str]]] = [
     (137, None, ("failed", "user", 70, "job exited 137")),
     # Success needs proof.
     (0, ended(0, "complete"), ("failed", "user", 70, "job exited 0 but no proof")),
-    # Deaths by signal, and those that nobody saw.
+    # Deaths by signal, and ends that were not observed.
     (-9, status("training"), ("failed", "relaunch", 75, "job was killed by signal 9")),
     (-11, None, ("failed", "relaunch", 75, "job was killed by signal 11")),
-    (None, status("training"), ("failed", "relaunch", 75, "job ended and nobody saw how")),
+    (None, status("training"), ("failed", "relaunch", 75, "job ended; its exit was not observed")),
     # The platform made another code of the trainer's: its reason counts, not the trainer's words for the other code.
     (77, ended(75, "stalled"), ("failed", "user", 77, "job exited 77")),
     (76, ended(143, "evicted"), ("cancelled", "none", 76, "job exited 76")),
@@ -83,7 +89,7 @@ def test_a_job_that_is_gone_without_a_proof() -> None:
         (Observation("starting"), status("training"), "running"),  # with some of its slices
         (Observation("starting"), status("waiting"), "starting"),  # nothing was lost yet
         (Observation("starting"), status("waiting", recovery=1), "recovering"),  # one of some was
-        (Observation("starting", evidence={"trainer_lives": False}), ended(75, "stalled"), "starting"),
+        (Observation("starting", trainer_lives=False), ended(75, "stalled"), "starting"),
         (Observation("running"), None, "running"),
         (Observation("running"), status("starting"), "starting"),
         (Observation("running"), status("restoring"), "starting"),
@@ -91,6 +97,7 @@ def test_a_job_that_is_gone_without_a_proof() -> None:
         (Observation("running"), status("compiling", recovery=1), "recovering"),
         (Observation("running"), status("waiting"), "recovering"),
         (Observation("running"), status("training"), "running"),
+        (Observation("running", trainer_lives=False), status("training"), "finishing"),  # gone, not yet recorded
         (Observation("running"), status("training", recovery=1), "running"),
         (Observation("running"), status("saving"), "running"),
         (Observation("running"), status("stopping"), "finishing"),
@@ -135,5 +142,25 @@ def test_a_job_that_waits_says_what_for() -> None:
 
 
 def test_a_start_does_not_repeat_the_words_of_a_trainer_before_it() -> None:
-    seen = Observation("starting", detail="0 of 3 slices ready", evidence={"trainer_lives": False})
+    seen = Observation("starting", detail="0 of 3 slices ready", trainer_lives=False)
     assert judge("train", seen, ended(75, "stalled"), proven=False).reason == "0 of 3 slices ready"
+
+
+def test_a_trainer_that_is_gone_is_not_said_to_train() -> None:
+    seen = Observation("running", detail="train has ended, which cannot be recorded", trainer_lives=False)
+    assert judge("train", seen, status("training"), proven=False).reason == seen.detail
+
+
+def test_a_verdict_survives_the_database_of_an_orchestrator() -> None:
+    spent = Verdict("done", "failed", "user", ExitCode.LIMIT_SPENT, "limits.start (10m) is spent", limit="limits.start")
+    assert Verdict(**json.loads(json.dumps(spent.record()))) == spent
+
+
+@pytest.mark.parametrize("said", [None, status("training"), ended(75, "stalled")])
+@pytest.mark.parametrize("state", ["absent", "queued", "starting", "running", "suspended", "over"])
+def test_evidence_decides_nothing(state: Any, said: Status | None) -> None:
+    misleading = {"trainer_lives": False, "ran": True, "running_since": NOON.isoformat(), "limit": "limits.start"}
+    plain, told = Observation(state), Observation(state, evidence=misleading)
+    verdict = judge("train", told, said, proven=False)
+    assert replace(verdict, evidence={}) == judge("train", plain, said, proven=False)
+    assert verdict.evidence == misleading

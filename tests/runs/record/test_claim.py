@@ -15,7 +15,7 @@ import pytest
 from elastic_tpu.runs.errors import BadInput, EndedOnRequest, ExitCode, HeldByAnother, NotFound, Unreachable
 from elastic_tpu.runs.record.claim import (
     Claim,
-    Seen,
+    StoredClaim,
     decide_stop,
     decide_take,
     is_stale,
@@ -24,19 +24,20 @@ from elastic_tpu.runs.record.claim import (
     process_lives,
     read_claim,
     this_instance,
+    why_stop_stands,
 )
 from elastic_tpu.runs.record.driver import Driver, stop_by_person
 from elastic_tpu.runs.store import records
 from elastic_tpu.runs.store.base import Store
 from elastic_tpu.runs.store.open import open_store
-from elastic_tpu.tests.tools.memory_store import MemoryStore, lost_answer
+from elastic_tpu.tests.fakes.store import MemoryStore, lost_answer
 
 NOW = datetime(2026, 1, 31, 12, tzinfo=UTC)
 
 
-def seen(age: float = 10, **fields: Any) -> Seen:
+def stored(age: float = 10, **fields: Any) -> StoredClaim:
     claim = {"holder": "me", "instance": "1", "term": 3, "state": "held", "nonce": "n", "seconds": 600, **fields}
-    return Seen(Claim.model_validate(claim), "g", NOW - timedelta(seconds=age))
+    return StoredClaim(Claim.model_validate(claim), "g", NOW - timedelta(seconds=age))
 
 
 # decide_take: me, instance 1.
@@ -44,30 +45,30 @@ def seen(age: float = 10, **fields: Any) -> Seen:
     ("claim", "lives", "take_over", "act", "reason"),
     [
         (None, False, False, "take", "nobody"),
-        (seen(), False, False, "go_on", "this instance's"),
-        (seen(), True, False, "go_on", "this instance's"),
-        (seen(age=700), False, False, "go_on", "this instance's"),
-        (seen(instance="0"), False, False, "take", "instance 1 follows 0"),
-        (seen(instance="0"), True, False, "refuse", "still runs on this host"),
-        (seen(instance="0"), True, True, "take", "taken over"),
-        (seen(instance="0", age=600), True, False, "take", "not renewed it for 10m"),
-        (seen(state="stop", grace=300), False, False, "take", "undoes its stop"),
-        (seen(state="stop", instance="0", age=301), False, False, "take", "undoes its stop"),
-        (seen(state="stop", instance="0"), True, False, "refuse", "still runs"),
-        (seen(state="done"), False, False, "take", "me was done"),
-        (seen(state="done", instance="0"), True, False, "take", "me was done"),
-        (seen(holder="other"), False, False, "refuse", "10m, or take over with --take-over"),
-        (seen(holder="other"), False, True, "take", "taken over from other"),
-        (seen(holder="other", age=599.9), False, False, "refuse", "wait"),
-        (seen(holder="other", age=600), False, False, "take", "not renewed"),
-        (seen(holder="other", seconds=60, age=60), False, False, "take", "1m"),
-        (seen(holder="other", age=-50), False, False, "refuse", "wait"),
-        (seen(holder="other", state="stop"), False, False, "refuse", "being stopped"),
-        (seen(holder="other", state="stop", age=600), False, False, "take", "not renewed"),
-        (seen(holder="other", state="done"), False, False, "take", "other was done"),
+        (stored(), False, False, "go_on", "this instance holds it"),
+        (stored(), True, False, "go_on", "this instance holds it"),
+        (stored(age=700), False, False, "go_on", "this instance holds it"),
+        (stored(instance="0"), False, False, "take", "instance 1 follows 0"),
+        (stored(instance="0"), True, False, "refuse", "still runs on this host"),
+        (stored(instance="0"), True, True, "take", "taken over"),
+        (stored(instance="0", age=600), True, False, "take", "not renewed it for 10m"),
+        (stored(state="stop", grace=300), False, False, "take", "undoes its stop"),
+        (stored(state="stop", instance="0", age=301), False, False, "take", "undoes its stop"),
+        (stored(state="stop", instance="0"), True, False, "refuse", "still runs"),
+        (stored(state="done"), False, False, "take", "me was done"),
+        (stored(state="done", instance="0"), True, False, "take", "me was done"),
+        (stored(holder="other"), False, False, "refuse", "10m, or take over with --take-over"),
+        (stored(holder="other"), False, True, "take", "taken over from other"),
+        (stored(holder="other", age=599.9), False, False, "refuse", "wait"),
+        (stored(holder="other", age=600), False, False, "take", "not renewed"),
+        (stored(holder="other", seconds=60, age=60), False, False, "take", "1m"),
+        (stored(holder="other", age=-50), False, False, "refuse", "wait"),
+        (stored(holder="other", state="stop"), False, False, "refuse", "being stopped"),
+        (stored(holder="other", state="stop", age=600), False, False, "take", "not renewed"),
+        (stored(holder="other", state="done"), False, False, "take", "other was done"),
     ],
 )
-def test_take(claim: Seen | None, lives: bool, take_over: bool, act: str, reason: str) -> None:
+def test_take(claim: StoredClaim | None, lives: bool, take_over: bool, act: str, reason: str) -> None:
     decision = decide_take(claim, NOW, "me", "1", lives=lives, take_over=take_over)
     assert decision.act == act
     assert reason in decision.reason
@@ -77,21 +78,21 @@ def test_take(claim: Seen | None, lives: bool, take_over: bool, act: str, reason
     ("claim", "term", "may"),
     [
         (None, None, True),
-        (seen(), None, True),
-        (seen(), 3, True),
-        (seen(), 2, False),
-        (seen(age=600), 2, True),
-        (seen(state="stop"), None, True),
-        (seen(holder="other"), None, False),
-        (seen(holder="other"), 3, False),
-        (seen(holder="other", state="stop"), None, False),
-        (seen(holder="other", state="done"), None, True),
-        (seen(holder="other", age=599), None, False),
-        (seen(holder="other", age=600), None, True),
+        (stored(), None, True),
+        (stored(), 3, True),
+        (stored(), 2, False),
+        (stored(age=600), 2, True),
+        (stored(state="stop"), None, True),
+        (stored(holder="other"), None, False),
+        (stored(holder="other"), 3, False),
+        (stored(holder="other", state="stop"), None, False),
+        (stored(holder="other", state="done"), None, True),
+        (stored(holder="other", age=599), None, False),
+        (stored(holder="other", age=600), None, True),
     ],
 )
 def test_release_and_cancel_act_only_while_the_claim_is_mine_done_or_stale(
-    claim: Seen | None, term: int | None, may: bool
+    claim: StoredClaim | None, term: int | None, may: bool
 ) -> None:
     assert may_act(claim, "me", NOW, term) is may
 
@@ -109,15 +110,82 @@ def test_release_and_cancel_act_only_while_the_claim_is_mine_done_or_stale(
 def test_a_stop_only_ever_gets_sooner(
     state: str, grace: float, asked: float, after: tuple[str, str, float] | None
 ) -> None:
-    stopped = decide_stop(seen(state=state, grace=grace, by="signal").claim, "user", asked, "new")
+    stopped = decide_stop(stored(state=state, grace=grace, by="signal").claim, "ann@pc1", "user", asked, "new")
     assert (stopped and (stopped.state, stopped.by, stopped.grace)) == after
     if stopped:
         assert (stopped.nonce, stopped.term, stopped.holder, stopped.instance) == ("new", 3, "me", "1")
+        assert stopped.by_holder == "ann@pc1"
+
+
+@pytest.mark.parametrize(
+    ("there", "there_grace", "asks", "grace", "after"),
+    [
+        ("me", 0, "ann@pc1", 0, ("ann@pc1", 0)),  # or the next try of `me` would undo what a person asked for
+        ("me", 300, "ann@pc1", 0, ("ann@pc1", 0)),
+        ("me", 0, "ann@pc1", 60, ("ann@pc1", 0)),
+        ("me", 0, "me", 0, None),
+        ("ann@pc1", 0, "me", 0, None),
+        ("ann@pc1", 60, "me", 0, ("ann@pc1", 0)),  # sooner, and still the person's
+        ("ann@pc1", 0, "bob@pc1", 0, None),
+        ("", 0, "me", 0, None),  # a file of an older version: who asked is not known
+    ],
+)
+def test_a_persons_stop_stands_whatever_stop_is_there(
+    there: str, there_grace: float, asks: str, grace: float, after: tuple[str, float] | None
+) -> None:
+    claim = stored(state="stop", by=there or None, by_holder=there, grace=there_grace).claim
+    stopped = decide_stop(claim, asks, asks, grace, "new")
+    assert (stopped and (stopped.by_holder, stopped.grace)) == after
+
+
+def stop(asked_by: str, age: float = 10, **fields: Any) -> StoredClaim:
+    """A stop in the claim of ann@pc1's instance 0."""
+    by = {"by": f"a user of Airflow ({asked_by})", "by_holder": asked_by}
+    return stored(age, **{"holder": "ann@pc1", "instance": "0", "state": "stop", **by, **fields})
+
+
+# why_stop_stands: ann@pc1, instance 1, in a stage that is not the first.
+@pytest.mark.parametrize(
+    ("claim", "more", "stands"),
+    [
+        (None, {}, False),
+        (stop("ann@pc1", state="held"), {}, False),
+        (stop("ann@pc1"), {}, False),
+        (stop("ann@pc12"), {}, True),  # a name that the holder's is part of
+        (stop("joann@pc1"), {}, True),
+        (stop("ann@pc"), {}, True),  # a name that is part of the holder's
+        (stop("ANN@pc1"), {}, True),
+        (stop("", by="ann@pc1"), {}, True),  # a file of an older version: who asked is not known
+        (stop("ann@pc12", by="a user of Airflow (ann@pc1)"), {}, True),  # the text decides nothing
+        (stop("ann@pc1", by="a user of Airflow (bob@pc1)"), {}, False),
+        (stop("ann@pc12"), {"first": True}, False),
+        (stop("ann@pc12"), {"take_over": True}, False),
+        (stop("ann@pc12", grace=300), {}, False),
+        (stop("ann@pc12", age=600), {}, False),  # stale: nobody has carried it out
+        (stop("ann@pc1", instance="1"), {}, True),  # an instance does not undo a stop of what it drives
+        (stop("ann@pc12", instance="1", grace=300, age=600), {"first": True, "take_over": True}, True),
+        (stop("ann@pc1", holder="ann@pc12"), {}, False),  # another's claim: decide_take refuses
+    ],
+)
+def test_which_stop_a_stage_must_not_undo(claim: StoredClaim | None, more: dict[str, bool], stands: bool) -> None:
+    why = why_stop_stands(claim, NOW, "ann@pc1", "1", **{"first": False, **more})
+    assert (why is not None) is stands
+
+
+def test_a_stop_that_stands_names_who_asked_and_the_cure() -> None:
+    why = why_stop_stands(stop("bob@pc2", by=None), NOW, "ann@pc1", "1", first=False)
+    assert why == "stop asked for by bob@pc2; nothing more is started; to go on, run the pipeline from provision"
+
+
+def test_a_claim_of_an_older_version_names_no_holder_who_asked() -> None:
+    old = {"holder": "dag/1", "instance": "1", "term": 2, "state": "stop", "nonce": "n", "seconds": 600}
+    claim = load_claim(records.dump({**old, "by": "a user of Airflow (dag/1)", "grace": 0}))
+    assert (claim.by_holder, claim.asked_by) == ("", "a user of Airflow (dag/1)")
 
 
 @pytest.mark.parametrize(
     "data",
-    [b"", b"{", b"[]", b'{"schema": 99}', b'{"schema": 1}', records.dump({**seen().claim.model_dump(), "term": 0})],
+    [b"", b"{", b"[]", b'{"schema": 99}', b'{"schema": 1}', records.dump({**stored().claim.model_dump(), "term": 0})],
 )
 def test_what_is_not_a_claim_is_refused_by_name(data: bytes) -> None:
     with pytest.raises(BadInput, match=r"claim\.json"):
@@ -149,7 +217,8 @@ def test_the_life_of_a_claim(store: Store) -> None:
     assert retry.take().term == 2
     with pytest.raises(EndedOnRequest, match=r"instance 2.*term 2.*instance 1, term 1.*cancels nothing"):
         first.renew()
-    assert retry.stop(300, "SIGTERM").grace == 300
+    stopped = retry.stop(300, "SIGTERM")
+    assert (stopped.grace, stopped.by, stopped.by_holder) == (300, "SIGTERM", "dag/run-1")
     assert retry.renew().state == "stop"
     assert retry.take().term == 3
     record = records.load(store.read("claim.json").data, "claim.json")
@@ -163,6 +232,7 @@ def test_the_life_of_a_claim(store: Store) -> None:
         "state": "held",
         "seconds": 600.0,
         "by": None,
+        "by_holder": "",
         "grace": 0.0,
     }
     retry.done()
@@ -204,6 +274,7 @@ def test_a_person_stops_what_another_drives(store: Store) -> None:
     events = Events()
     claim = stop_by_person(store, "ann@laptop", on_event=events)
     assert (claim.state, claim.by, claim.grace, claim.holder, claim.term) == ("stop", "ann@laptop", 0, "dag/run-1", 1)
+    assert claim.by_holder == "ann@laptop"
     stop_by_person(store, "bob@laptop", on_event=events)
     assert driver.renew() == claim  # the very same stop: nobody's grace starts anew
     assert driver.stop(300, "SIGTERM") == claim
@@ -372,7 +443,7 @@ def test_only_the_storages_clock_matters() -> None:
     store.clock = datetime(1999, 1, 1, tzinfo=UTC)
     Driver(store, "one", "1", 600).take()
     store.advance(599)
-    with pytest.raises(HeldByAnother, match="599 s ago"):
+    with pytest.raises(HeldByAnother, match="9 min 59 s ago"):
         Driver(store, "two", "1", 600).take()
     store.advance(1)
     found = read_claim(store)

@@ -6,11 +6,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
 
+import pytest
 from elastic_tpu.runs.errors import EndedOnRequest, HeldByAnother, NotFound, Unreachable
-from elastic_tpu.runs.record.claim import Claim, Seen, load_claim, read_claim
+from elastic_tpu.runs.record.claim import Claim, StoredClaim, load_claim, read_claim
 from elastic_tpu.runs.record.driver import Driver, stop_by_person
 from elastic_tpu.runs.store.base import Item
-from elastic_tpu.tests.tools.memory_store import MemoryStore, lost_answer
+from elastic_tpu.tests.fakes.store import MemoryStore, lost_answer
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, multiple, rule
@@ -68,7 +69,7 @@ class Claims(RuleBasedStateMachine):
         change = (before.state, after.state)
         if actor is None:
             assert change in {("held", "stop"), ("stop", "stop")}
-            assert (after.by, after.grace) == ("a person", 0)
+            assert (after.by, after.by_holder, after.grace) == ("a person", "a person", 0)
             return
         assert after.holder == actor.holder
         assert actor.driver is not None
@@ -84,6 +85,8 @@ class Claims(RuleBasedStateMachine):
         assert change in allowed.get(call, {("held", "held")})
         if change == ("stop", "stop"):
             assert after.grace < before.grace
+        if call.startswith("stop"):
+            assert after.by_holder == actor.holder
 
     def check_take(self, before: Claim | None, after: Claim, actor: Actor | None, call: str, stale: bool) -> None:
         assert actor is not None
@@ -231,7 +234,7 @@ class Claims(RuleBasedStateMachine):
             assert self.takers[claim.term] == actor.name
         return claim
 
-    def there(self) -> Seen:
+    def there(self) -> StoredClaim:
         found = read_claim(self.store)
         assert found is not None
         return found
@@ -245,5 +248,5 @@ class Claims(RuleBasedStateMachine):
         self.top = term
 
 
-TestClaims = Claims.TestCase
+TestClaims = pytest.mark.slow(Claims.TestCase)
 TestClaims.settings = settings(max_examples=400, stateful_step_count=40, deadline=None)

@@ -11,7 +11,7 @@ from elastic_tpu.runs.errors import BadInput, Unreachable
 from elastic_tpu.runs.record.events import EventLog, EventReader, parse
 from elastic_tpu.runs.store.base import Store
 from elastic_tpu.runs.store.open import open_store
-from elastic_tpu.tests.tools.memory_store import MemoryStore, lost_answer
+from elastic_tpu.tests.fakes.store import MemoryStore, lost_answer
 
 NOON = datetime(2026, 1, 31, 12, tzinfo=UTC)
 
@@ -61,12 +61,12 @@ def test_a_lost_answer_does_not_double_an_event() -> None:
     store = MemoryStore()
     store.fault, store.carried_out = lost_answer(), True
     waited: list[Unreachable] = []
-    EventLog(store, "trainer", 1).write("recovery.finished", step=3, patience=waited.append, seconds={})
+    EventLog(store, "trainer", 1).write("recovery.finished", step=3, on_unreachable=waited.append, seconds={})
     assert len(waited) == 1
     assert len(EventReader(store).all()) == 1
 
 
-def test_without_patience_a_storage_that_is_away_is_told() -> None:
+def test_without_a_callback_a_storage_that_is_away_is_told() -> None:
     store = MemoryStore()
     store.fault = lost_answer()
     with pytest.raises(Unreachable):

@@ -20,11 +20,11 @@ WAS = {"a": FileProof(3, "crc32c:x", "1"), "commit_success.txt": FileProof(2, "c
     ("now", "told"),
     [
         (WAS, []),
-        ({**WAS, "a": FileProof(2, "crc32c:x", "1")}, ["a has 2 bytes, proven were 3"]),
+        ({**WAS, "a": FileProof(2, "crc32c:x", "1")}, ["a has 2 bytes, 3 were proven"]),
         ({**WAS, "a": FileProof(3, "crc32c:z", "1")}, ["a has other content than was proven"]),
-        ({**WAS, "a": FileProof(3, "crc32c:x", "9")}, ["a was written again (generation 9, proven was 1)"]),
+        ({**WAS, "a": FileProof(3, "crc32c:x", "9")}, ["a was written again (generation 9, 1 was proven)"]),
         ({**WAS, "a": FileProof(3, "crc32c:x", "")}, []),  # a folder has no generations
-        ({**WAS, "b": FileProof(0, "", "")}, ["b was not there when it was proven"]),
+        ({**WAS, "b": FileProof(0, "", "")}, ["b is not in the proof"]),
         ({"a": WAS["a"]}, ["commit_success.txt is missing"]),
         ({}, ["a is missing", "commit_success.txt is missing"]),
     ],
@@ -70,11 +70,11 @@ def test_a_proof_is_read_back_and_holds(run: Run) -> None:
 @pytest.mark.parametrize(
     ("damage", "told"),
     [
-        ("truncated", "items/params.w/0.0 has 699 bytes, proven were 700"),
+        ("truncated", "items/params.w/0.0 has 699 bytes, 700 were proven"),
         ("one bit", "items/params.w/0.0 has other content than was proven"),
         ("deleted", "items/params.w/0.0 is missing"),
         ("no marker", "commit_success.txt is missing"),
-        ("extra", "items/params.v/0.0 was not there when it was proven"),
+        ("extra", "items/params.v/0.0 is not in the proof"),
         ("all", "_CHECKPOINT_METADATA is missing"),
     ],
 )

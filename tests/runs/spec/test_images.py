@@ -53,7 +53,7 @@ def test_images_that_stay(image: str) -> None:
 @pytest.mark.parametrize(
     ("image", "cure"),
     [
-        ("eu.gcr.io/acme/elastic-tpu:latest", "`latest` names another image tomorrow"),
+        ("eu.gcr.io/acme/elastic-tpu:latest", "`latest` may name another image tomorrow"),
         ("eu.gcr.io/acme/elastic-tpu", "has no tag, which means `latest`"),
         ("localhost:5000/elastic-tpu", "has no tag"),
         ("eu.gcr.io/acme/elastic-tpu@sha256:abc", "its digest must be"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -10,9 +11,11 @@ from typing import Any
 import pytest
 import yaml
 from elastic_tpu.runs.errors import BadInput
+from elastic_tpu.runs.spec.gate import METRICS
 from elastic_tpu.runs.spec.load import check, expand_name, has_template, read_spec
 from elastic_tpu.runs.spec.plan import make_plan
 from elastic_tpu.runs.spec.run_spec import RunSpec
+from elastic_tpu.runs.spec.yaml_file import parse
 from elastic_tpu.tests.tools.small import document, gke, inputs_in, spec
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -104,6 +107,7 @@ MISTAKES: list[tuple[dict[str, Any], str]] = [
     (gke(slices={"reservation": "r"}), "slices.reservation: 'r', needs `slices.capacity: reservation`"),
     (document(run={"output": "s3://b/runs"}), "run.output: 's3://b/runs', must be a path or gs://bucket/..."),
     (document(run={"output": "gs://"}), "run.output: 'gs://', must be a path or gs://bucket/..."),
+    (gke(run={"name": "a.yaml"}), "run.name: 'a.yaml', must not end in .yaml or .yml"),
     (gke(run={"output": "/runs"}), "run.output: '/runs', must be a bucket (gs://...) on platform gke"),
     (document(secrets={"T": {"secret": "s", "key": "k"}}), "secrets.T: on the local platform give {env: <NAME>}"),
     (gke(secrets={"T": {"env": "T"}}), "secrets.T: on gke give {secret: <name>, key: <key>}"),
@@ -115,6 +119,21 @@ MISTAKES: list[tuple[dict[str, Any], str]] = [
         document(local={"faults": [{"slice": 1, "after_step": 1, "down": "x"}]}),
         "local.faults.0.down: 'x', must be a du",
     ),
+    (
+        document(local={"faults": [{"slice": 1, "after_step": 99}]}),
+        "local.faults.0.after_step: 99, must be below the number of the last step (99)",
+    ),
+    (document(train={"maxtext": {"base_num_decoder_layers": 0}}), "train.maxtext.base_num_decoder_layers: 0, must be"),
+    (document(train={"maxtext": {"head_dim": -1}}), "train.maxtext.head_dim: -1, must be at least 1"),
+    (
+        document(train={"maxtext": {"base_num_query_heads": 12}}),
+        "train.maxtext.base_num_query_heads: 12, must be a multiple of base_num_kv_heads (8)",
+    ),
+    (
+        document(train={"maxtext": {"base_num_kv_heads": 3}}),
+        "train.maxtext.base_num_kv_heads: 3, must divide base_num_query_heads (16)",
+    ),
+    (document(evaluate={"gate": ["loss <= 9"]}), "evaluate.gate.0: 'loss <= 9', nothing measures that; there are held"),
     (document(run={"labels": {7: "x"}}), "run.labels.7: 7, its name must be text; put it in quotes"),
     (document(run={"name": 2026}), "run.name: 2026, must be text; put it in quotes"),
     (document(run={"name": "x" * 101}), f"run.name: '{'x' * 80}...', must be at most 100 characters"),
@@ -153,13 +172,20 @@ def test_what_is_right_on_its_own_platform() -> None:
     assert lines(document(model={"name": "llama2-7b"}, export=False, evaluate=False)) == []
     assert lines(document(train={"steps": 20}, checkpoint={"every": 20})) == []  # the last step is saved anyway
     assert lines(document(train={"maxtext": {"learning_rate": "3e-5", "hf_access_token": ""}})) == []
+    assert lines(document(train={"maxtext": {"base_moe_mlp_dim": -1, "base_num_kv_heads": 4}})) == []
+    assert lines(document(local={"faults": [{"slice": 1, "after_step": 98}]})) == []
+    assert lines(document(evaluate={"gate": [f"{metric} > 0" for metric in METRICS]})) == []
 
 
 def test_text_that_stands_for_a_number_becomes_one() -> None:
-    document_ = document(
-        train={"maxtext": yaml.safe_load("{learning_rate: 3e-5, base_emb_dim: 96.0, packing: 'False'}")}
-    )
-    assert check(document_).train.maxtext == {"learning_rate": 3e-5, "base_emb_dim": 96, "packing": False}
+    written_ = "{learning_rate: 3e-5, base_emb_dim: 96.0, packing: 'False', vocab_size: 1_024}"
+    for read in (yaml.safe_load(written_), parse(written_.encode(), "x.yaml")):
+        assert check(document(train={"maxtext": read})).train.maxtext == {
+            "learning_rate": 3e-5,
+            "base_emb_dim": 96,
+            "packing": False,
+            "vocab_size": 1024,
+        }
 
 
 # -- files --------------------------------------------------------------------------------------------------------
@@ -210,7 +236,6 @@ def test_data_that_is_no_file_stays(tmp_path: Path) -> None:
         ("a: !!int ''", "not readable as YAML"),
         ("a: !!bool x", "not readable as YAML"),
         ("a: !!timestamp x", "not readable as YAML"),
-        ("a: 2026-99-99", "not readable as YAML"),
         ("? [a]\n: b", "not readable as YAML"),
         ("a: " + "[" * 5000, "not readable as YAML"),
         ("a: " + "1" * 5000, "not readable as YAML"),
@@ -230,6 +255,102 @@ def test_a_spec_that_cannot_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         read_spec(source, {})
 
 
+VARIABLES = {"HOME": "/home/ann", "WHERE": "deep/er", "BUCKET": "gs://b", "EMPTY": ""}
+
+
+@pytest.mark.parametrize(
+    ("output", "expected"),
+    [
+        ("$HOME/runs", "/home/ann/runs"),
+        ("${HOME}/runs", "/home/ann/runs"),
+        ("$WHERE/runs", "{folder}/deep/er/runs"),
+        ("a/$WHERE$WHERE", "{folder}/a/deep/erdeep/er"),
+        ("runs-$5-$", "{folder}/runs-$5-$"),  # no names of variables
+    ],
+)
+def test_variables_in_local_paths_are_expanded(tmp_path: Path, output: str, expected: str) -> None:
+    source = written(tmp_path, document(run={"output": output}))
+    assert read_spec(source, VARIABLES, with_inputs=False).run.output == expected.format(folder=tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("output", "expected"),
+    [
+        ("$NOWHERE/runs", "$NOWHERE is not set here; set it, or write the path out"),
+        ("${}/runs", "${} is not set here"),
+        ("$EMPTY/runs", "$EMPTY is not set here"),
+        ("$BUCKET/runs", "$BUCKET is the URI of a bucket here; write it out"),
+        ("gs://b/$HOME/runs", "$HOME would be expanded in a local path only; write its value"),
+    ],
+)
+def test_variables_that_have_no_value_there_are_refused(tmp_path: Path, output: str, expected: str) -> None:
+    source = written(tmp_path, document(run={"output": output}, train={"steps": "x"}, slices={"count": 0}))
+    with pytest.raises(BadInput) as raised:
+        read_spec(source, VARIABLES, with_inputs=False)
+    told = str(raised.value).splitlines()
+    assert [line for line in told if line.startswith("run.output")] == [line for line in told if expected in line]
+    assert len(told) == 3  # the others are told too
+
+
+def test_a_home_is_expanded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/home/ann")
+    source = written(tmp_path, document(run={"output": "~/runs"}))
+    assert read_spec(source, {}, with_inputs=False).run.output == "/home/ann/runs"
+
+
+@pytest.mark.parametrize("make", [document, gke])
+@pytest.mark.parametrize(
+    "tokenizer", ["Qwen/Qwen3-0.6B", "hf://Qwen/Qwen3-0.6B", "https://huggingface.co/Qwen/Qwen3-0.6B"]
+)
+def test_a_repository_of_the_hub_is_no_folder(
+    tmp_path: Path, make: Callable[..., dict[str, Any]], tokenizer: str
+) -> None:
+    inputs = inputs_in(tmp_path) if make is document else {}
+    source = written(tmp_path, make(**inputs | {"model": {"tokenizer": tokenizer}}))
+    with pytest.raises(BadInput) as raised:
+        read_spec(source, {})
+    assert str(raised.value).startswith(f"model.tokenizer: {tokenizer!r}, is no folder here; if it is a repository")
+    assert "`hf download Qwen/Qwen3-0.6B --include '*token*' --local-dir tokenizer`" in str(raised.value)
+    assert len(raised.value.problems) == 1
+
+
+def test_a_folder_that_reads_like_a_repository_is_a_folder(tmp_path: Path) -> None:
+    source = written(tmp_path, document(**inputs_in(tmp_path) | {"model": {"tokenizer": "data/tokenizer"}}))
+    assert read_spec(source, {}).model.tokenizer == str(tmp_path / "data" / "tokenizer")
+
+
+def test_keys_for_anchors_are_ignored(tmp_path: Path) -> None:
+    content = document(**inputs_in(tmp_path))
+    del content["data"]
+    data = inputs_in(tmp_path)["data"]
+    text = f"x-data: &d {{train: {data['train']}}}\n{yaml.safe_dump(content)}data: {{<<: *d, eval: {data['eval']}}}\n"
+    assert read_spec(written(tmp_path, text), {}).data.train == data["train"]
+    with pytest.raises(BadInput, match=r"run\.x-a: 1, is not a field here"):
+        read_spec(written(tmp_path, document(run={"x-a": 1})), {})
+
+
+@pytest.mark.parametrize("name", ["spec.txt", "spec", "spec.yaml.bak"])
+def test_a_spec_with_another_suffix(tmp_path: Path, name: str) -> None:
+    source = written(tmp_path, document(**inputs_in(tmp_path)), name)
+    with pytest.raises(BadInput, match=r"a spec's name ends in \.yaml or \.yml; rename it"):
+        read_spec(source, {})
+
+
+@pytest.mark.parametrize("name", ["spec.yaml", "spec.yml", "SPEC.YAML"])
+def test_the_suffixes_of_a_spec(tmp_path: Path, name: str) -> None:
+    assert read_spec(written(tmp_path, document(**inputs_in(tmp_path)), name), {}).run.name == "small"
+
+
+def test_durations_and_words_as_a_user_writes_them(tmp_path: Path) -> None:
+    text = yaml.safe_dump(document(run={"labels": {}}, limits={})).replace("limits: {}", "limits: {total: 1h30m}")
+    text = text.replace("labels: {}", "labels: {no: on, a: 2026-01-31}").replace("steps: 100", "steps: 010")
+    read = read_spec(written(tmp_path, text), {}, with_inputs=False)
+    assert (read.limits.total, read.train.steps) == (5400, 10)
+    assert read.run.labels == {"no": "on", "a": "2026-01-31"}
+    with pytest.raises(BadInput, match=r"limits\.total: '1:30', must be a duration"):
+        read_spec(written(tmp_path, text.replace("1h30m", "1:30")), {}, with_inputs=False)
+
+
 @pytest.mark.parametrize("output", ["a\0b", "~nobody-at-all/runs"])
 def test_a_path_that_is_none(tmp_path: Path, output: str) -> None:
     source = written(tmp_path, document(run={"output": output}))
@@ -239,7 +360,7 @@ def test_a_path_that_is_none(tmp_path: Path, output: str) -> None:
 
 def test_yaml_that_contains_itself(tmp_path: Path) -> None:
     content = yaml.safe_dump(document()) + "gke: {head: &a {again: *a}}\n"
-    with pytest.raises(BadInput, match=r"gke\.head.*contains itself"):
+    with pytest.raises(BadInput, match=r"'a' contains itself\n.*line 18, column 24:\n +gke: \{head: &a \{again: \*a"):
         read_spec(written(tmp_path, content), {})
 
 
@@ -270,6 +391,18 @@ def test_profiles_may_be_elsewhere(tmp_path: Path) -> None:
     written(tmp_path / "shared", {"limits": {"total": "2d"}}, "team.yaml")
     source = written(tmp_path / "mine", document(**inputs_in(tmp_path), profile="team"))
     assert read_spec(source, {"ELASTIC_TPU_PROFILES": str(tmp_path / "shared")}).limits.total == 2 * 86400
+
+
+def test_a_profile_may_end_in_yml(tmp_path: Path) -> None:
+    written(tmp_path, {"limits": {"total": "2d"}, "x-a": 1}, "team.yml")
+    source = written(tmp_path, document(**inputs_in(tmp_path), profile="team"))
+    assert read_spec(source, {}).limits.total == 2 * 86400
+
+
+def test_a_profile_with_a_key_twice_is_named(tmp_path: Path) -> None:
+    written(tmp_path, "limits: {}\nlimits: {}\n", "team.yaml")
+    with pytest.raises(BadInput, match=r"team\.yaml: not readable as YAML:\n.*'limits' stands twice"):
+        read_spec(written(tmp_path, document(profile="team")), {})
 
 
 @pytest.mark.parametrize("profile", ["nope", ["team"], 7, "x" * 5000, None])
@@ -321,6 +454,42 @@ def test_other_templates_are_refused(name: str) -> None:
         expand_name(spec(run={"name": name}), "x", NOW)
 
 
+def test_each_item_of_a_list_keeps_its_number() -> None:
+    assert lines(document(local={"faults": [[], {-245: 1}, [], {"slice": 0, "after_step": "x"}]})) == [
+        "local.faults.0: must be a mapping of its fields (slice, after_step, down)",
+        "local.faults.1.slice: is required",
+        "local.faults.1.after_step: is required",
+        "local.faults.1.-245: -245, must be text, as every key; put it in quotes",
+        "local.faults.2: must be a mapping of its fields (slice, after_step, down)",
+        "local.faults.3.after_step: 'x', must be a whole number",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("changed", "expected"),
+    [
+        (
+            {"data": {"train": ["a.parquet", "b.parquet"]}},
+            "data.train: must be one text, not a list; a pattern names se",
+        ),
+        ({"data": {"eval": ["a.parquet"]}}, "data.eval: must be one text, not a list; a pattern names several files"),
+        ({"model": {"tokenizer": {"a": 1}}}, "model.tokenizer: must be one text, not a mapping"),
+        ({"run": {"name": ["a"]}}, "run.name: must be one text, not a list"),
+        ({"train": {"steps": [10]}}, "train.steps: must be a whole number, not a list"),
+        ({"checkpoint": {"every": {}}}, "checkpoint.every: must be a whole number, not a mapping"),
+        ({"limits": {"total": ["4h"]}}, "limits.total: must be a duration such as 45s, 20m, 4h or 2d, not a list"),
+        ({"evaluate": {"heldout": [True]}}, "evaluate.heldout: must be true or false, not a list"),
+        ({"evaluate": {"gate": [["a"]]}}, "evaluate.gate.0: must be one text, not a list"),
+        ({"platform": ["local"]}, "platform: must be 'local' or 'gke', not a list"),
+        ({"gke": {"image": "x", "head": {"a": [{1: 2}]}}}, "gke.head.a: must have only text as keys; put quotes"),
+        ({"evaluate": {"gate": "heldout.loss <= 2"}}, "evaluate.gate: 'heldout.loss <= 2', must be a list: [...]"),
+    ],
+)
+def test_a_list_where_one_value_is_wanted(changed: dict[str, Any], expected: str) -> None:
+    (told,) = lines(document(**changed))
+    assert told.startswith(expected)
+
+
 # -- junk ---------------------------------------------------------------------------------------------------------
 
 _scalars = (
@@ -368,6 +537,7 @@ FULL = document(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=400, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 @given(st.lists(st.tuples(st.sampled_from(_paths(FULL)[1:]), _junk), min_size=1, max_size=4))
 def test_junk_in_any_field_is_bad_input_or_a_spec_that_can_be_planned(

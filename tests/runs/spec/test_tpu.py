@@ -135,10 +135,11 @@ def test_simulated_slices() -> None:
             "slices.type: 'h100-8', no such TPU generation; "
             "there are v4, v5e, v5p, v6e, tpu7x, and sim-1x2 on this machine",
         ),
-        ((None,), "slices.type: missing; name an accelerator, e.g. v6e-16, or machine_type and topology"),
+        ((None,), "slices.type: is required: an accelerator, e.g. v6e-16, or machine_type and topology"),
         (
             ("v6e",),
-            "slices.topology: missing, and nothing else says the size; one of 1x1, 2x2, 2x4, 4x4, 4x8, 8x8, ...",
+            "slices.topology: is required, because nothing else gives the size; one of 1x1, 2x2, 2x4, 4x4, 4x8, 8x8, "
+            "...",
         ),
         (("v6e", None, "3x5"), "slices.topology: '3x5', v6e has no such topology; nearest: 2x4, 4x4"),
         (("v5e", None, "4x4x4"), "slices.topology: '4x4x4', v5e has no such topology; nearest: 8x8"),
@@ -168,7 +169,7 @@ def test_simulated_slices() -> None:
         ),
         (
             ("sim-1x2", None, "2x2"),
-            "slices.topology: '2x2', a simulated slice has none; remove it, 'sim-1x2' says all",
+            "slices.topology: '2x2', a simulated slice has none, 'sim-1x2' is enough; remove it",
         ),
     ],
 )

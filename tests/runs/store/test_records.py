@@ -6,7 +6,7 @@ import json
 from datetime import UTC, datetime, timedelta, timezone
 
 import pytest
-from elastic_tpu.runs.errors import BadInput
+from elastic_tpu.runs.errors import BadInput, Damaged
 from elastic_tpu.runs.store import records
 from hypothesis import given
 from hypothesis import strategies as st
@@ -31,6 +31,28 @@ def test_a_record_has_sorted_keys_and_a_schema() -> None:
     assert json.loads(data)["schema"] == 1
     assert "ü".encode() in data
     assert records.load(data, "x.json") == {"a": "ü", "b": 1, "schema": 1}
+
+
+def test_a_sealed_record_has_a_digest_that_is_checked() -> None:
+    data = records.seal({"loss": 2.94, "name": "ü", "files": ("a", "b")})
+    loaded = records.load(data, "x.json")
+    assert loaded == {**json.loads(data), "files": ["a", "b"]}
+    assert loaded[records.DIGEST] == records.digest(loaded)
+    with pytest.raises(Damaged, match=r"x.json: record_digest is .*, the content's is .*: it was changed or damaged"):
+        records.load(data.replace(b"2.94", b"0.94"), "x.json")
+
+
+def test_no_bit_of_a_sealed_record_can_be_flipped_unnoticed() -> None:
+    whole = records.seal({"loss": 2.94, "step": 99, "name": "ü"})
+    sound = records.load(whole, "x.json")
+    for at, bit in [(at, bit) for at in range(len(whole)) for bit in range(8)]:
+        try:
+            loaded = records.load(whole[:at] + bytes([whole[at] ^ 1 << bit]) + whole[at + 1 :], "x.json")
+        except BadInput:
+            continue
+        # The name of the digest's own field has changed: a record that looks like those of older versions.
+        assert records.DIGEST not in loaded
+        assert records.unsealed_problem(loaded, sound.keys() - {records.DIGEST})
 
 
 def test_what_json_cannot_hold_is_not_written() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import shutil
 import subprocess
 import sys
 import threading
@@ -18,6 +19,7 @@ from elastic_tpu.runs.errors import BadInput, Changed, ExitCode, NotFound, Unrea
 from elastic_tpu.runs.errors import Exists as AlreadyExists
 from elastic_tpu.runs.store.base import Store
 from elastic_tpu.runs.store.open import open_store
+from elastic_tpu.runs.store.posix import PosixStore
 from elastic_tpu.tests.tools.fault_proxy import Fault, FaultProxy
 
 ODD_NAMES = [
@@ -358,6 +360,27 @@ def test_a_file_in_the_place_of_a_folder_is_named(tmp_path: Path) -> None:
     for absent in ("a/b", "folder"):
         with pytest.raises(NotFound, match=absent):
             store.read(absent)
+
+
+@pytest.mark.parametrize("call", ["create", "put", "replace", "now", "deeper"])
+def test_a_root_that_was_deleted_is_not_made_again(tmp_path: Path, call: str) -> None:
+    root = tmp_path / "runs" / "r"
+    first = PosixStore(root)
+    generation = first.create("claim.json", b"1")
+    later = PosixStore(root)
+    later.read("claim.json")
+    shutil.rmtree(root)
+    for store in (first, later):
+        calls: dict[str, Callable[[], object]] = {
+            "create": lambda store=store: store.create("a", b""),  # type: ignore[misc]
+            "put": lambda store=store: store.put("a", b""),  # type: ignore[misc]
+            "replace": lambda store=store: store.replace("claim.json", b"2", generation),  # type: ignore[misc]
+            "now": store.now,
+            "deeper": lambda store=store: store.create("attempts/1/exit.json", b""),  # type: ignore[misc]
+        }
+        with pytest.raises(Changed if call == "replace" else NotFound, match=r"runs/r: the folder was deleted"):
+            calls[call]()
+        assert not root.exists()
 
 
 def test_a_name_that_is_too_long_is_the_users_to_change(tmp_path: Path) -> None:
