@@ -8,7 +8,11 @@ from .base import Platform
 
 
 def require_login(spec: RunSpec) -> None:
-    """Raise what keeps this process from the platform at all, before anything of a run is written."""
+    """Check that this process can log in to the platform, before anything of a run is written.
+
+    Raises:
+      BadInput: it cannot; the message names the cure.
+    """
     if spec.platform == "gke" and spec.gke is not None:
         from .gke.api.credentials import api_client
 
@@ -16,7 +20,11 @@ def require_login(spec: RunSpec) -> None:
 
 
 def open_platform(run: Run) -> Platform:
-    """The platform that the run's spec names."""
+    """The platform that the run's spec names. Creates nothing.
+
+    Raises:
+      BadInput: this process cannot log in to it.
+    """
     if run.spec.platform == "local":
         from .local.platform import LocalPlatform
 

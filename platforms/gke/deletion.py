@@ -1,4 +1,4 @@
-"""Ends objects of a run: deleted by uid, and gone only when their pods are, also those on nodes that are silent."""
+"""Deletes objects of a run by uid, and waits until they and their pods are gone, also pods on nodes that are silent."""
 
 from __future__ import annotations
 
@@ -9,79 +9,94 @@ from contextlib import suppress
 from ...runs.errors import Changed
 from . import names
 from .api.cluster import Cluster
-from .api.k8s_json import JOBSET_UID, Raw, label
 from .api.observer import Observer
-from .status import state
-from .status.stuck_pods import Hanging
+from .k8s_json import JOBSET_UID, Json, label
+from .status.stuck_pods import Deletions, stuck
 
-GONE = 900.0  # seconds until a deleted object must be gone: the head's grace, and some
-_LOOK = 1.0  # seconds between two looks at something that is being deleted
+DELETION_TIMEOUT = 900.0  # seconds until a deleted object must be gone: more than the head's grace of 300
+_LOOK = 1.0  # seconds between two looks at an object that is being deleted
 
 
-class Ending:
-    """What deletes objects of a run. Every deletion names a uid: another object of that name is left alone."""
+class Deleter:
+    """Finds and deletes the objects of one run. Every deletion carries a uid, so a newer object of the name stays.
+
+    Calls may raise what `Cluster` raises, above all Unreachable.
+    """
 
     def __init__(self, cluster: Cluster, observer: Observer, run_id: str) -> None:
         self._cluster, self._observer, self._run_id = cluster, observer, run_id
 
-    def get(self, kind: str, name: str) -> Raw | None:
-        """A JobSet or a Job, fresh: what is created or deleted next depends on it."""
+    def get(self, kind: str, name: str) -> Json | None:
+        """The JobSet or Job of this name as it is now; None if there is none."""
         return self._observer.jobset(name, fresh=True) if kind == "JobSet" else self._cluster.get_job(name)
 
-    def pods(self, selector: str = "") -> list[Raw]:
-        """Pods of the run."""
+    def pods(self, selector: str = "") -> list[Json]:
+        """Pods of the run, or those of them that match a label selector."""
         mine = f"{names.RUN_ID}={self._run_id}"
         return self._cluster.list_pods(f"{mine},{selector}" if selector else mine)
 
-    def delete(self, kind: str, found: Raw) -> None:
-        """Delete a JobSet or a Job, foreground: it is there until what it made is gone."""
+    def delete(self, kind: str, found: Json) -> None:
+        """Delete a JobSet or Job in the foreground: it exists until all that it owns is gone. Does not wait."""
         meta = found["metadata"]
-        with suppress(Changed):  # another object has the name, which is not what was looked at
+        with suppress(Changed):  # another object has the name by now, so this one is gone
             if kind == "JobSet":
                 self._cluster.delete_jobset(meta["name"], meta["uid"])
             else:
                 self._cluster.delete_job(meta["name"], meta["uid"], foreground=True)
 
-    def force(self, pod: Raw) -> bool:
-        """End a pod without its grace; whether it was there."""
+    def force(self, pod: Json) -> bool:
+        """Delete a pod by force, without its grace. Returns whether it existed."""
         meta = pod["metadata"]
         with suppress(Changed):
             return self._cluster.delete_pod(meta["name"], meta["uid"], force=True)
         return False
 
-    def free(self, found: Hanging) -> None:
-        """Foreground: a Job that was made anew while old pods are there would send its own after them."""
-        for name, uid in found.jobs:
+    def carry_out(self, wanted: Deletions) -> None:
+        """Delete the Jobs and pods that keep stuck pods from being made again."""
+        for name, uid in wanted.jobs:
             with suppress(Changed):
+                # Foreground: pods of a Job that is made anew too early would be sent to the nodes of the old ones.
                 self._cluster.delete_job(name, uid, foreground=True)
-        for pod in found.pods:
+        for pod in wanted.pods:
             self.force(pod)
 
-    def left(self, kind: str, uid: str, now: Raw | None) -> list[Raw]:
-        """Pods of the object with this uid; with none known, those of no object that has its name `now`.
+    def pods_left(self, kind: str, uid: str, found: Json | None) -> list[Json]:
+        """Pods that belong to a deleted JobSet or Job and still exist.
 
-        A slice's Job that the trainer has deleted leaves pods that the JobSet no longer waits for.
+        A JobSet does not wait for them all: the trainer may have deleted the child Job of a slice in the background.
+
+        Args:
+          uid: of the deleted object; if it is unknown (empty), all pods of JobSets but those of `found`.
+          found: the object that has the name now, if any.
         """
-        newer = now["metadata"]["uid"] if now is not None and now["metadata"]["uid"] != uid else ""
+        newer = found["metadata"]["uid"] if found is not None and found["metadata"]["uid"] != uid else ""
         return [pod for pod in self.pods() if _is_of(pod, kind, uid, newer)]
 
     def wait_gone(self, kind: str, name: str, waiting: Callable[[str], None], uid: str) -> bool:
-        """Wait until the object with this uid and every pod of it are gone; False when that takes too long."""
-        deadline = time.monotonic() + GONE
+        """Wait until a deleted JobSet or Job and its pods are gone; delete stuck pods by force meanwhile.
+
+        Args:
+          waiting: called with what is waited for, about once a second; what it raises ends the wait.
+          uid: of the deleted object.
+
+        Returns:
+          False if something is left after DELETION_TIMEOUT.
+        """
+        deadline = time.monotonic() + DELETION_TIMEOUT
         while True:
-            now = self.get(kind, name)
-            left = self.left(kind, uid, now)
-            if not left and (now is None or now["metadata"]["uid"] != uid):
+            found = self.get(kind, name)
+            left = self.pods_left(kind, uid, found)
+            if not left and (found is None or found["metadata"]["uid"] != uid):
                 return True
             if time.monotonic() > deadline:
                 return False
-            for pod in state.stuck(left, self._cluster.now()):
+            for pod in stuck(left, self._cluster.now()):
                 self.force(pod)
             waiting(f"waiting until {kind} {name} and its pods are gone; a trainer may be saving")
             time.sleep(_LOOK)
 
 
-def _is_of(pod: Raw, kind: str, uid: str, newer: str) -> bool:
+def _is_of(pod: Json, kind: str, uid: str, newer: str) -> bool:
     jobset = label(pod, JOBSET_UID)
     if kind == "JobSet":
         return bool(jobset) and (jobset == uid if uid else jobset != newer)

@@ -1,9 +1,9 @@
-"""The trainer's view of its own slices on GKE, and what brings a lost one back at once. Standard library only.
+"""For the trainer: which of its slices on GKE are up or lost, and how a lost one comes back at once.
 
-A slice is the child Job of a JobSet. When a pod of it is lost, the Job controller makes a new one only after a back-off
-that doubles with each loss (10 s .. 600 s), while JobSet makes a whole Job anew in 2 to 3 s. So a thread here watches
-the Jobs, and deletes the one whose slice was up and is not: nobody else has to look. Where that is refused, the
-back-off of the Job brings the slice back.
+A slice is a child Job of the JobSet. If one of its pods is lost, the Job controller makes a new pod only after a
+back-off that doubles with each loss (10 to 600 s), but JobSet makes a whole Job again in 2 to 3 s. So a thread watches
+the Jobs and deletes that of a slice that was up and is not; no launcher is needed. Where the delete is refused, the
+slice comes back after the back-off. Standard library only.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from . import names
-from .pod_api import Away, PodApi, Refused
+from .pod_api import NoAnswer, PodApi, Refused
 
 _log = logging.getLogger("elastic_tpu.trainer")
 
@@ -25,32 +25,34 @@ State = Literal["up", "short", "restarting", "failed", "leaving", "suspended"]
 Kind = Literal["ready", "lost", "back"]
 
 _IN_PLACE = 10.0  # seconds that a container may take to restart inside its pod
-_BETWEEN = 2.0  # seconds between two deletes of one slice, at least
-_DELETES, _WITHIN = 20, 600.0  # and no more than so many in so many seconds: a slice that cannot live is left alone
-_HURRY, _HURRIED = 10.0, 0.2  # after something happened: so many seconds of looking so often
-_A_LOOK = 0.05  # seconds that each slice adds to the interval: 20 requests a second are enough for one run
+_BETWEEN = 2.0  # least seconds between two deletes of one slice
+_DELETES, _WITHIN = 20, 600.0  # most deletes of one slice in so many seconds: one that always fails is left alone
+_HURRY, _HURRIED = 10.0, 0.2  # for so many seconds after a change, so many seconds between two looks
+_A_LOOK = 0.05  # seconds that each slice adds to the interval, so that a run sends at most 20 requests a second
 _LONGEST = 30.0  # seconds between two looks while the API does not answer
-# Seconds of refusals that are not believed, since an API server that has just started knows no Roles for one or two;
-# fewer than a Job's first back-off of 10, so that a right that is missing is told.
+# Seconds that a refused request is repeated: an API server that has just started knows no Roles for a second or two.
+# Less than a Job's first back-off of 10, so that a missing right is reported before the slice is back.
 _NO_ROLES = 5.0
-_ASK_AGAIN = 0.5  # seconds between two deletes that are refused
+_ASK_AGAIN = 0.5  # seconds between two deletes while they are refused
 
 
 @dataclass(frozen=True)
-class Seen:
-    """One look at the child Job of a slice."""
+class JobLook:
+    """One look at the child Job of a slice.
+
+    Attributes:
+      state: up = all pods are ready; short = pods are missing, and new ones wait for the back-off; restarting = all
+        pods exist and some are not ready: a container restarts in place, or a node does not answer; leaving = the Job
+        was deleted.
+    """
 
     uid: str
     state: State
     detail: str
 
 
-def look(job: Mapping[str, Any]) -> Seen:
-    """What a Job (raw JSON) says about its slice.
-
-    `short`: pods are missing, and new ones wait for the back-off; `restarting`: all are there, not all run, so a
-    container is being restarted in place, or a node is silent; `leaving`: somebody has deleted the Job.
-    """
+def look(job: Mapping[str, Any]) -> JobLook:
+    """What a Job (JSON) tells about its slice."""
     status, spec, metadata = job.get("status", {}), job.get("spec", {}), job["metadata"]
     wanted, ready = spec.get("parallelism", 1), status.get("ready", 0)
     pods = f"{ready} of {wanted} pods ready"
@@ -70,34 +72,42 @@ def look(job: Mapping[str, Any]) -> Seen:
         ending = status.get("terminating", 0)
         state, detail = "short", f"{pods}, {ending} ending" if ending else pods
     else:
-        state, detail = "restarting", f"{pods}, all there"
-    return Seen(metadata["uid"], state, detail)
+        state, detail = "restarting", f"{pods}, all exist"
+    return JobLook(metadata["uid"], state, detail)
 
 
 @dataclass
 class Tracked:
-    """What is known of one slice. Decides, and touches nothing.
+    """What is known of one slice; decides what a look means and whether to delete the Job. Sends nothing itself.
 
-    `uid`: of the Job that was last seen up; `losses`: how often it was up and then was not.
+    Attributes:
+      up: all its pods were ready at the last look.
+      lost: it was up, is not, and has not come back.
+      losses: how often it was up and then was not.
+      uid: of the Job that was last up.
     """
 
     up: bool = False
     lost: bool = False
     losses: int = 0
     uid: str = ""
-    seen: Seen | None = None
+    seen: JobLook | None = None
     _down_since: float = 0.0
     _given_up: str = ""
     _refusals: tuple[float, float] | None = None  # since when its deletes are refused, and the last time
     _deletes: deque[float] = field(default_factory=lambda: deque(maxlen=_DELETES))
 
-    def note(self, seen: Seen | None, now: float) -> list[tuple[Kind, str]]:
-        """Take a look in (None: there is no such Job); what it changes, with the reason."""
+    def note(self, seen: JobLook | None, now: float) -> list[tuple[Kind, str]]:
+        """Take in a look, None if there is no such Job. Returns what changed (lost, back), each with the reason.
+
+        Args:
+          now: monotonic seconds, here and in the other methods.
+        """
         was_up, self.seen = self.up, seen
         self.up = seen is not None and seen.state == "up"
         told: list[tuple[Kind, str]] = []
         if seen is not None and seen.state == "suspended":
-            # Kueue took the slices back: no loss. The same Job will be started again, which is no reason to delete it.
+            # Kueue took the slices back, which is no loss to recover from: it resumes the same Job, so keep that.
             self.losses += was_up
             self.uid = ""
             return told
@@ -114,11 +124,11 @@ class Tracked:
     def should_delete(self, now: float) -> bool:
         """Whether deleting the Job brings the slice back sooner than waiting.
 
-        Only a Job that was up: one that starts, for the first time or anew, is left in peace however long it takes
-        (there may be no node). Pods that are still ending are no reason to wait. At a spot notice Pathways saves what a
-        slice holds within the grace of its pods, and resumes when all pods of the slice are back: deleting the Job
-        shortens no grace that runs (the API keeps the longer of two), and gives the slice's other pods, which the
-        notice takes as well, a grace of their own; what it spares is the back-off before the replacements.
+        Only for a Job that was up. One that is starting, for the first time or again, is kept however long it takes:
+        there may be no node. Pods that are still ending are no reason to wait. At a spot notice Pathways saves what a
+        slice holds within the grace of its pods, and resumes when all pods of the slice are back. Deleting the Job
+        shortens no grace that has begun (the API keeps the longer of two), gives the other pods of the slice, which the
+        notice takes as well, a grace of their own, and saves the back-off before the replacements.
         """
         seen = self.seen
         if self.up or seen is None or seen.uid != self.uid or seen.uid == self._given_up:
@@ -132,16 +142,16 @@ class Tracked:
         return not often and not (self._deletes and now - self._deletes[-1] < _BETWEEN)
 
     def deleted(self, now: float) -> None:
-        """Its Job was deleted: once is enough."""
+        """Note that its Job was deleted, so that the same Job is not deleted again."""
         self._deletes.append(now)
         self._given_up, self._refusals = self.uid, None
 
-    def api_was_away(self) -> None:
-        """It may have been started again: earlier refusals say nothing."""
+    def api_was_silent(self) -> None:
+        """Note that the API did not answer: it may have restarted, so earlier refusals do not count."""
         self._refusals = None
 
     def refused(self, now: float) -> bool:
-        """Its Job may not be deleted; whether that has lasted long enough to leave the slice to its back-off."""
+        """Note that the delete was refused. Returns True once the refusal is final: the back-off must do."""
         since = self._refusals[0] if self._refusals is not None else now
         self._refusals = since, now
         if now - since < _NO_ROLES:
@@ -151,15 +161,15 @@ class Tracked:
 
 
 class GkeSlices:
-    """The slices of a run, watched by a thread from the start until `close`.
+    """The slices of a run, watched by a thread until `close`.
 
     Args:
       run_id: name of the JobSet.
-      count: its slices.
-      api: the cluster as the pod sees it.
+      count: slices of the run.
+      api: the Kubernetes API from inside the pod.
       interval: seconds between two looks.
-      on_change: told ("ready", None, why) once all were up for the first time, ("lost", index, why) and
-        ("back", index, why). Called by the thread, so it must not block.
+      on_change: called with ("ready", None, "") when all slices are up for the first time, ("lost", index, why) and
+        ("back", index, why). The thread calls it, so it must not block.
       clock: monotonic seconds.
     """
 
@@ -182,7 +192,7 @@ class GkeSlices:
         self._wake = threading.Event()
         self._hurry_until = float("-inf")
         self._looked = self._announced = self._over = self._closed = False
-        self._complaints: set[str] = set()
+        self._warned: set[str] = set()
         self._silent = 0
         self._refused_since: float | None = None
         self._thread = threading.Thread(target=self._watch, name="slices", daemon=True)
@@ -191,34 +201,38 @@ class GkeSlices:
     # -- for training -----------------------------------------------------------------------------------------
 
     def hold(self, indices: Iterable[int]) -> frozenset[int]:
-        """Count losses from now on. All can be had: which are up is for JAX to say, and a Job's status is late."""
+        """Count the losses of these slices from now on.
+
+        Returns:
+          All of them, since JAX knows which are up sooner than the status of their Jobs does.
+        """
         with self._changed:
             self._held = {index: self._slices[index].losses for index in indices}
         return frozenset(self._held)
 
-    def lost(self, patience: float = 0.0) -> frozenset[int]:
-        """Held slices that were seen down, or replaced, since they were taken.
+    def lost(self, timeout: float = 0.0) -> frozenset[int]:
+        """Held slices that were not up at some look since `hold`, or whose Job was replaced.
 
         Args:
-          patience: seconds to wait for one, since JAX sees a loss before the Job's status tells it.
+          timeout: seconds to wait for the first, since JAX sees a loss before the Job's status tells it.
         """
-        if patience:
+        if timeout:
             self.ask_back(())
         with self._changed:
-            self._changed.wait_for(self._lost, patience)
+            self._changed.wait_for(self._lost, timeout)
             return self._lost()
 
     def _lost(self) -> frozenset[int]:
         return frozenset(index for index, losses in self._held.items() if self._slices[index].losses != losses)
 
     def alive(self) -> frozenset[int]:
-        """Slices that were up at the last look; all, while there was none: unknown is not lost."""
+        """Slices that were up at the last look; all slices before the first look: unknown is not lost."""
         with self._changed:
             return frozenset(index for index, slice_ in enumerate(self._slices) if slice_.up or not self._looked)
 
     def ask_back(self, indices: Iterable[int]) -> None:
-        """Look at once, and often for a while. Nothing is deleted here that the thread would not delete by itself:
-        a slice that JAX calls lost may be back already, restarted in place, or be on its way."""
+        """Look at once, and often for a while. Deletes nothing that the thread would not delete by itself: a slice that
+        JAX calls lost may be back, restarted in place, or starting."""
         self._hurry_until = self._clock() + _HURRY
         self._wake.set()
 
@@ -236,37 +250,37 @@ class GkeSlices:
             try:
                 pause = self._round()
             except Exception:
-                _log.exception("the slices could not be looked at; trying again")
+                _log.exception("the slices could not be looked at; trying again in %.0f s", _LONGEST)
                 pause = _LONGEST
             self._wake.wait(pause)
             self._wake.clear()
         self._api.close()
 
     def _round(self) -> float:
-        """Look at each slice; seconds until the next round."""
+        """Look at each slice once. Returns the seconds until the next round."""
         try:
             for index in range(len(self._slices)):
                 if not self._closed and not self._over:
                     self._look_at(index)
-        except Away as error:
+        except NoAnswer as error:
             self._silent += 1
             self._refused_since = None
             for slice_ in self._slices:
-                slice_.api_was_away()
-            self._complain("the cluster's API does not answer, so slices are not watched", error)
+                slice_.api_was_silent()
+            self._warn_once("the Kubernetes API does not answer; slices are not watched until it does", error)
             return min(_LONGEST, self._interval * 2.0 ** min(self._silent, 20))
         except Refused as error:
             now = self._clock()
             self._refused_since = now if self._refused_since is None else self._refused_since
             if now - self._refused_since < _NO_ROLES:
                 return self._interval
-            self._complain(f"slices are not watched ({_CURE})", error)
+            self._warn_once(f"slices are not watched: this pod may not read Jobs; {_CURE}", error)
             return _LONGEST
         self._refused_since = None
         if self._silent:
-            _log.info("the cluster's API answers again")
+            _log.info("the Kubernetes API answers again; slices are watched")
             self._silent = 0
-            self._complaints.clear()
+            self._warned.clear()
         self._looked = True
         if not self._announced and not self._over and all(slice_.up for slice_ in self._slices):
             self._announced = True
@@ -295,22 +309,23 @@ class GkeSlices:
             self._api.delete_job(name, slice_.uid)
         except Refused as error:
             if slice_.refused(self._clock()):
-                self._complain(f"a lost slice comes back after its Job's back-off only ({_CURE})", error)
+                why = "a lost slice comes back only after its Job's back-off: this pod may not delete Jobs"
+                self._warn_once(f"{why}; {_CURE}", error)
             return
         slice_.deleted(self._clock())
         self._hurry_until = self._clock() + _HURRY
-        _log.info("Job %s deleted, so that JobSet makes it anew at once", name)
+        _log.info("Job %s deleted, so that JobSet makes it again at once", name)
 
     def _all_is_leaving(self) -> bool:
-        """Whether the whole JobSet goes, the head included: an end, not a loss."""
+        """Whether the head's Job is being deleted as well: then the run ends, and no slice is lost."""
         head = self._api.get_job(names.head_job(self._run_id))
         self._over = head is None or look(head).state == "leaving"
         return self._over
 
-    def _complain(self, text: str, error: Exception) -> None:
-        """Once, not at every look."""
-        if text not in self._complaints:
-            self._complaints.add(text)
+    def _warn_once(self, text: str, error: Exception) -> None:
+        """Log a warning once; again only after the API was silent and came back."""
+        if text not in self._warned:
+            self._warned.add(text)
             _log.warning("%s: %s", text, error)
 
 

@@ -1,6 +1,7 @@
-"""slices.json of a run on GKE: what was asked for and made, on record before it is, and the events that go with it.
+"""slices.json of a run on GKE, and the slice events: each state is written before the call to the cluster that follows.
 
-checked (the preflight passed), requested (about to create), created, releasing (about to delete), released.
+States: checked (the preflight passed), requested (the JobSet is about to be created), created, releasing (it is about
+to be deleted), released.
 """
 
 from __future__ import annotations
@@ -11,59 +12,64 @@ from ...runs.errors import BadInput
 from ...runs.record import paths
 from ...runs.record.events import EventLog
 from ...runs.record.run import Run
+from ...runs.record.slices import read_slices
 from ...runs.store import records
 
 
 class SlicesRecord:
-    """What is on record of a run's slices."""
+    """Reads and writes slices.json of one run.
+
+    Args:
+      namespace, cluster: where the JobSet goes; `cluster` is the address of the API server. Written as they are.
+    """
 
     def __init__(self, run: Run, namespace: str, cluster: str) -> None:
         self._run, self._where = run, {"namespace": namespace, "cluster": cluster}
         self._events = EventLog(run.store, "gke")
 
     def read(self) -> dict[str, Any] | None:
-        """None when there is none; a damaged one is empty: the cluster tells more than it does."""
+        """The record; None if there is none, empty if it is damaged: then the cluster alone tells what there is."""
         try:
-            return self._run.read(paths.SLICES)
+            return read_slices(self._run)
         except BadInput:
             return {}
 
     def state(self) -> str:
-        """The state on record; "absent" when there is none, "" when it is damaged."""
+        """The state on record; "absent" if there is no record, "" if it is damaged."""
         found = self.read()
         return "absent" if found is None else str(found.get("state", ""))
 
     def checked(self) -> None:
-        """The preflight passed and nothing is there."""
+        """Write: the preflight passed, and the run has no JobSet."""
         self._write("checked")
 
-    def intend(self) -> None:
-        """Whoever comes next knows what may be there."""
+    def requested(self) -> None:
+        """Write, before the create call, that a JobSet may exist from now on."""
         if self.state() != "requested":
             self._write("requested")
-            self._tell("slice.requested")
+            self._write_events("slice.requested")
 
     def created(self, uid: str) -> None:
-        """The JobSet with this uid is the run's."""
+        """Write: the JobSet with this uid is the run's."""
         found = self.read() or {}
         if (found.get("state"), found.get("uid")) != ("created", uid):
             self._write("created", uid=uid)
 
     def releasing(self, uid: str) -> None:
-        """A release that breaks off after its delete is known to have been one."""
+        """Write, before the delete call, that this JobSet is being released: an interrupted release is resumed."""
         self._write("releasing", uid=uid)
 
     def released(self, uid: str) -> None:
-        """What had this uid is gone; what somebody has created since then stays on record."""
+        """Write: the JobSet with this uid is gone. Does nothing if another JobSet is on record by now."""
         found = self.read()
         state = (found or {}).get("state")
         if found is None or state == "released" or found.get("uid", uid) != uid:
             return
         if state in ("requested", "created", "releasing"):
-            self._tell("slice.released")
+            self._write_events("slice.released")
         self._write("released")
 
-    def _tell(self, kind: str) -> None:
+    def _write_events(self, kind: str) -> None:
         for index in range(self._run.spec.slices.count):
             self._events.write(kind, slice=index)
 

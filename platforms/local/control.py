@@ -1,4 +1,4 @@
-"""One question and one answer between a launcher and a supervisor: a JSON line each, over a Unix socket."""
+"""How a launcher asks a supervisor: one request and one answer, a JSON line each, over a Unix socket."""
 
 from __future__ import annotations
 
@@ -8,19 +8,27 @@ from pathlib import Path
 from typing import Any
 
 from ...runs.errors import Infrastructure, Unreachable
+from ...runs.units import show_duration
 
 
 def control_socket(folder: Path, name: str) -> Path:
-    """Where the supervisor of that name answers (`slices`, `export`, `evaluate`)."""
+    """The socket of a supervisor, which is named `slices`, `export` or `evaluate`."""
     return folder / f"{name}.ctl"
 
 
 def ask(path: Path, call: str, timeout: float = 5.0, **arguments: Any) -> dict[str, Any] | None:
-    """Ask a supervisor; None when there is none.
+    """Ask a supervisor.
+
+    Args:
+      call: state, launch, kill, cancel or release; `arguments` as `Supervisor.answer` takes them.
+      timeout: seconds for connecting, and for the answer.
+
+    Returns:
+      The answer, or None if no supervisor is there.
 
     Raises:
-      Unreachable: it is there and has not answered in `timeout` seconds: it may be busy.
-      Infrastructure: it refused, or the connection failed.
+      Unreachable: a supervisor is there and did not answer in time; it may be busy.
+      Infrastructure: the supervisor refused the call, or the connection failed.
     """
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     connection.settimeout(timeout)
@@ -29,23 +37,23 @@ def ask(path: Path, call: str, timeout: float = 5.0, **arguments: Any) -> dict[s
     except (FileNotFoundError, ConnectionRefusedError):
         connection.close()
         return None
-    except (BlockingIOError, TimeoutError) as error:  # its queue is full
+    except (BlockingIOError, TimeoutError) as error:  # the socket's queue is full
         connection.close()
         raise Unreachable(f"the supervisor at {path} is too busy for {call!r} ({error})") from error
     try:
-        # Nothing is buffered on the way out: closing a buffer that a Ctrl-C left half written would write again, fail
-        # on the closed connection, and so turn the interrupt into "there is no supervisor".
+        # The request is sent unbuffered: a buffer that a Ctrl-C left half written would be flushed on closing, fail on
+        # the closed connection, and turn the interrupt into "no supervisor is there".
         with connection, connection.makefile("rb") as stream:
             connection.sendall(json.dumps({"call": call, **arguments}).encode() + b"\n")
             line = stream.readline()
     except (ConnectionResetError, BrokenPipeError):
-        return None  # it ended with the question in its queue
+        return None  # the supervisor ended before it read the request
     except TimeoutError as error:
-        raise Unreachable(f"the supervisor at {path} has not answered {call!r} for {timeout:.0f} s") from error
+        raise Unreachable(f"the supervisor at {path} has not answered {call!r} for {show_duration(timeout)}") from error
     except OSError as error:
         raise Infrastructure(f"the supervisor at {path} did not answer {call!r} ({error})") from error
     if not line:
-        return None  # it ended before it could answer
+        return None  # the supervisor ended before it answered
     answer: dict[str, Any] = json.loads(line)
     if "error" in answer:
         raise Infrastructure(f"the supervisor refused {call!r}: {answer['error']}")

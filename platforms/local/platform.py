@@ -1,52 +1,64 @@
-"""The local platform: simulated slices and jobs on this machine, behind the same calls as any other platform."""
+"""The local platform in the launcher: simulated slices and jobs on this machine, all run by supervisor processes."""
 
 from __future__ import annotations
 
-import fcntl
-import json
 import os
 import signal
 import socket
-import subprocess
-import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, Literal
 
-from ...runs.errors import BadInput, Exists, Infrastructure, Problem, Unreachable
+from ...runs import extras
+from ...runs.errors import BadInput, Damaged, Exists, Infrastructure, Problem
 from ...runs.judge.verdict import Observation
 from ...runs.record import paths, run
+from ...runs.record.attempts import read_ended, set_aside
 from ...runs.record.claim import is_stale, read_claim
 from ...runs.record.events import EventLog
 from ...runs.record.run import Run
-from ...runs.spec.run_spec import format_duration
+from ...runs.record.slices import read_slices
 from ...runs.store import records
+from ...runs.units import format_duration
 from ..base import Job, ReleaseReport, SliceState
-from .control import ask, control_socket
-from .job import tail
-from .processes import ProcessId, identify
+from .processes import ProcessId
 from .slices import runtime_folder
+from .supervisors import Supervisors
 
-_START = 210.0  # seconds a supervisor may take until it answers; one before it that is ending is waited for
-_SILENT = 5.0  # seconds a supervisor may be there without an answer: it starts, or is about to end
-_END = 150.0  # seconds a release may take: the trainer's grace, and some
+_END = 150.0  # seconds for a release: more than the trainer's grace of 120
 
 
 class LocalPlatform:
-    """Slices as processes of this machine. Everything it starts hangs on one supervisor process a name."""
+    """`Platform` on this machine. The supervisor `slices` runs workers and trainer, `export` and `evaluate` a CPU job.
+
+    Besides what every platform raises: Unreachable if a supervisor lives and does not answer.
+    """
 
     def __init__(self, opened: Run) -> None:
         self._run = opened
-        self._folder = runtime_folder(opened.run_id)
+        self._supervisors = Supervisors(opened.uri, runtime_folder(opened.run_id))
         self._events = EventLog(opened.store, "local")
 
-    def acquire(self) -> None:
-        """Start the supervisor of the slices, unless it is there."""
+    def check(self) -> None:
+        """Refuse another host than the one where the slices are, unless they have been given up there.
+
+        Raises:
+          Infrastructure: the slices are on another host.
+        """
         self._check_host()
-        state = self._state("slices")
+
+    def acquire(self) -> None:
+        """Start the supervisor of the slices, unless it is there.
+
+        Raises:
+          Infrastructure: the supervisor does not start; names the log.
+        """
+        state = self._supervisors.state("slices")
         if state is not None and not state["ending"]:
-            return  # adopted; one that is ending is waited for by the next one
+            return  # adopted; if it is ending, a new supervisor waits for its end
+        if not self._run.spec.local.trainer:
+            extras.require("trainer", "platform: 'local',")
         intent: dict[str, Any] = {
             "run_id": self._run.run_id,
             "platform": "local",
@@ -57,15 +69,16 @@ class LocalPlatform:
         try:
             self._run.store.create(paths.SLICES, records.dump(intent))
         except Exists:
+            self._set_aside_damaged()
             self._run.store.put(paths.SLICES, records.dump(intent))
         for index in range(self._run.spec.slices.count):
             self._events.write("slice.requested", slice=index)
-        self._start_supervisor("slices")
+        self._supervisors.start("slices")
 
     def slices(self) -> SliceState:
-        """Ask the supervisor, or read what it left."""
+        """Ask the supervisor; if there is none, read slices.json."""
         wanted = self._run.spec.slices.count
-        state = self._state("slices")
+        state = self._supervisors.state("slices")
         if state is not None:
             if state["ending"]:
                 return SliceState("failed", 0, wanted, f"the slices are being released: {state['ending']}")
@@ -79,10 +92,19 @@ class LocalPlatform:
             return SliceState("absent", 0, wanted)
         if record["state"] == "released":
             return SliceState("released", 0, wanted, str(record.get("reason", "")))
-        return SliceState("failed", 0, wanted, f"the supervisor of the slices (pid {record['pid']}) is gone")
+        return SliceState(
+            "failed",
+            0,
+            wanted,
+            f"the supervisor of the slices (pid {record.get('pid')}) is gone, and the slices with it",
+        )
 
     def release(self, jobs: bool = True, waiting: Callable[[str], None] = lambda text: None) -> ReleaseReport:
-        """End the supervisors of this run and verify by pid that nothing is left."""
+        """End the supervisors of this run and wait until their processes are gone, by pid.
+
+        Raises:
+          Infrastructure: the slices are on another host.
+        """
         self._check_host()
         record = self._record() or {}
         existed: list[str] = []
@@ -90,46 +112,54 @@ class LocalPlatform:
         names = ("slices", "export", "evaluate") if jobs else ("slices",)
         for name in names:
             try:
-                state = self._state(name)
+                state = self._supervisors.state(name)
                 if state is not None:
-                    ask(control_socket(self._folder, name), "release", why="released")
+                    self._supervisors.ask(name, "release", why="released")
                     existed += self._names(name, state)
-                processes = self._pids(name, state)
-            except Infrastructure:  # it is there and does not answer; a signal reaches it even so
-                processes = [p for p in self._pids(name, None) if p.alive()]
+                processes = self._supervisors.processes(name, state)
+            except Infrastructure:  # the supervisor does not answer, but a signal may reach it
+                processes = [p for p in self._supervisors.processes(name, None) if p.alive()]
                 existed += [f"supervisor of {name}, which did not answer"] if processes else []
                 _signal(processes, signal.SIGTERM)
             alive = self._wait_gone(processes, _END, waiting)
-            _signal(alive, signal.SIGKILL)  # it did not end in order, so it ends, and its children with it
+            _signal(alive, signal.SIGKILL)  # the supervisor did not end in time; its children die with it
             left += [f"pid {p.pid}" for p in self._wait_gone(alive, 5.0)]
         for name in names if not left else ():
-            with self._unserved(name) as unserved:
+            with self._supervisors.without(name) as unserved:
                 if not unserved:
-                    continue  # a successor serves already, and what is there is its own
+                    continue  # a new supervisor serves already, and the files are its own
                 if name == "slices" and record and record.get("state") != "released":
                     self._mark_released(record, existed)
-                self._tidy(name)
+                self._supervisors.tidy(name)
+        if not left:
+            self._supervisors.discard()
         return ReleaseReport(tuple(existed), tuple(existed) if not left else (), tuple(left))
 
     def launch(self, job: Job, waiting: Callable[[str], None] = lambda text: None) -> None:
-        """Start a job under its supervisor; one that runs is adopted."""
+        """Start a job under its supervisor; adopt one that runs.
+
+        Raises:
+          Infrastructure: the job needs slices and there are none, or its supervisor does not start.
+        """
         del waiting  # the supervisor answers at once
         name = "slices" if job.slices else job.name
-        for _ in range(3):  # a supervisor of a CPU job ends with it, perhaps between two questions
-            if self._state(name) is None:
+        for _ in range(3):  # the supervisor of a CPU job ends with the job, perhaps between two requests
+            if self._supervisors.state(name) is None:
                 if job.slices:
                     raise Infrastructure(
-                        f"{job.name} needs slices, and there are none: {self.slices().detail or 'provision first'}"
+                        f"{job.name} needs slices, and there are none: {self.slices().detail or 'run provision first'}"
                     )
-                self._start_supervisor(name)
-            answer = ask(control_socket(self._folder, name), "launch", job=job.name, argv=list(job.argv))
+                self._supervisors.start(name)
+            answer = self._supervisors.ask(name, "launch", job=job.name, argv=list(job.argv))
             if answer is not None:
                 return
-        raise Infrastructure(f"the supervisor of {name} ends at once; see {self._folder / name}.log")
+        raise Infrastructure(
+            f"the supervisor of {name} ended three times at once; see its log {self._supervisors.log(name)}"
+        )
 
     def observe(self, job: Job) -> Observation:
         """Ask the supervisor, or read the job's last attempt."""
-        state = self._state("slices" if job.slices else job.name)
+        state = self._supervisors.state("slices" if job.slices else job.name)
         running = state["job"] if state is not None else None
         if running is not None and running["name"] == job.name:
             evidence = {"pid": running["pid"], "restarts": running["restarts"]}
@@ -137,83 +167,62 @@ class LocalPlatform:
                 return Observation("over", running["exit_code"], detail=running["reason"], evidence=evidence)
             if running["relaunching"]:
                 return Observation("over", relaunching=True, detail=running["reason"], evidence=evidence)
+            if running["unrecorded"]:
+                return Observation("running", detail=running["unrecorded"], evidence=evidence, trainer_lives=False)
             return Observation("running", evidence=evidence)
         number = max(run.attempts_of(self._run, job.name), default=0)
         if number == 0:
             return Observation("absent")
-        ended = self._run.read(f"{paths.attempts(job.name)}/{number}/exit.json")
-        if ended is None:
+        try:
+            ended = read_ended(self._run, job.name, number)
             detail = f"{job.name} died together with its supervisor (attempt {number})"
+        except Damaged as error:
+            ended, detail = None, f"how attempt {number} of {job.name} ended is not known: {error}"
+        if ended is None:
             return Observation("over", None, detail=detail, evidence={"attempt": number})
-        evidence = {"attempt": number, "tail": ended["tail"]}
-        return Observation("over", ended["code"], detail=ended["reason"], evidence=evidence)
+        evidence = {"attempt": number, "tail": ended.tail}
+        return Observation("over", ended.code, detail=ended.reason, evidence=evidence)
+
+    def free_stuck_pods(self, job: Job) -> None:
+        """Nothing: a process of this machine cannot get stuck on a node."""
 
     def cancel(self, job: Job, now: bool = False) -> None:
-        """SIGTERM, then SIGKILL; the slices stay."""
-        path = control_socket(self._folder, "slices" if job.slices else job.name)
-        ask(path, "cancel", **({"grace": 0.0} if now else {}))
+        """SIGTERM to the job's process, then SIGKILL: after 120 s, or at once if `now`. The slices stay."""
+        name = "slices" if job.slices else job.name
+        self._supervisors.ask(name, "cancel", **({"grace": 0.0} if now else {}))
 
     def kill_slice(self, index: int, whole: bool = False) -> str:
-        """SIGKILL the worker of a slice; a simulated slice has one worker, so `whole` makes no difference."""
+        """SIGKILL the worker of a slice. A simulated slice has one worker, so `whole` changes nothing."""
         del whole
         self._check_host()
         count = self._run.spec.slices.count
         if not 0 <= index < count:
             raise BadInput([Problem("slice", index, f"this run has {count} slices, numbered from 0")])
-        answer = ask(control_socket(self._folder, "slices"), "kill", slice=index)
+        answer = self._supervisors.ask("slices", "kill", slice=index)
         if answer is None:
-            raise BadInput(f"{self._run.uri}: no slices are provisioned now; there is nothing to kill")
+            raise BadInput(f"{self._run.uri}: no slices are provisioned now, so there is no worker to kill")
         if answer["pid"] is None:
-            return f"slice {index} is down already"
+            return f"slice {index}: has no worker now; it is lost already"
         return f"slice {index}: worker pid {answer['pid']} killed (SIGKILL)"
 
     # -- helpers ----------------------------------------------------------------------------------------------
 
-    def _state(self, name: str) -> dict[str, Any] | None:
-        """What the supervisor says of itself. Only its death is taken for one: it may be starting, or about to end."""
-        deadline = time.monotonic() + _SILENT
-        while True:
-            state = ask(control_socket(self._folder, name), "state")
-            if state is not None or not any(p.alive() for p in self._pids(name, None)):
-                return state
-            if time.monotonic() > deadline:
-                raise Unreachable(
-                    f"the supervisor of {name} is there and does not answer; its log is {self._folder / name}.log"
-                )
-            time.sleep(0.02)
-
-    def _start_supervisor(self, name: str) -> None:
-        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        if self._folder.stat().st_uid != os.getuid():
-            raise Infrastructure(f"{self._folder} belongs to another user; remove it or set TMPDIR")
-        path = control_socket(self._folder, name)
-        if len(str(path)) > 100:
-            raise Infrastructure(f"{path} is too long for a socket; set TMPDIR to a shorter folder")
-        log = self._folder / f"{name}.log"
-        argv = [sys.executable, "-m", "elastic_tpu.platforms.local.supervisor", "--run", self._run.uri, "--name", name]
-        with log.open("ab") as output:
-            began = output.tell()
-            # Its own session: a Ctrl-C in this moment is the launcher's to handle.
-            child = subprocess.Popen(
-                argv, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True
-            )
-            try:
-                code = child.wait(_START)
-            except subprocess.TimeoutExpired:
-                child.kill()
-                code = child.wait()
-            except KeyboardInterrupt:
-                child.wait(_SILENT)  # what is half started could not be asked to end
-                raise
-        if code:  # it returns as soon as the supervisor answers, or has failed
-            raise Infrastructure(f"the supervisor of {name} did not start; its log {log} ends:\n{tail(log, began)}")
-
     def _record(self) -> dict[str, Any] | None:
-        """slices.json; a damaged one counts as none, since sockets and pids tell more than it does."""
+        """slices.json; None if there is none, or if it is damaged: sockets and pids tell what there is.
+
+        None as well for a copied directory with the slices.json of the run that it was copied from.
+        """
         try:
-            return self._run.read(paths.SLICES)
+            return read_slices(self._run)
         except BadInput:
             return None
+
+    def _set_aside_damaged(self) -> None:
+        try:
+            read_slices(self._run)
+        except Damaged:
+            aside = set_aside(self._run.store, paths.SLICES, self._run.store.read(paths.SLICES))
+            self._events.write("record.rebuilt", file=paths.SLICES, aside=aside, how="the slices that are taken now")
 
     def _check_host(self) -> None:
         record = self._record()
@@ -221,25 +230,12 @@ class LocalPlatform:
         if record and record.get("state") != "released" and record.get("host", here) != here:
             seen = read_claim(self._run.store)
             if seen is None or seen.claim.state == "done" or is_stale(seen, self._run.store.now()):
-                return  # nobody has driven it for so long that they have ended themselves, or their host is gone
+                return  # unclaimed for so long that the slices have ended themselves, or their host is gone
             unclaimed = format_duration(self._run.spec.local.unclaimed)
             raise Infrastructure(
                 f"the slices of this run are processes of host {record['host']}, this is {here}; go there, or, if that "
                 f"host is gone: `elastic-tpu release {self._run.uri}` here, once nobody has driven it for {unclaimed}"
             )
-
-    def _pids(self, name: str, state: dict[str, Any] | None) -> list[ProcessId]:
-        pids: list[ProcessId] = []
-        if state is not None:
-            pids.append(identify(int(state["pid"])))
-            pids += [identify(int(w["pid"])) for w in state["workers"] if w["pid"]]
-            if state["job"] and state["job"]["pid"]:
-                pids.append(identify(int(state["job"]["pid"])))
-        else:
-            with suppress(OSError, ValueError, KeyError):  # there was none, or it was killed while it started
-                holder = json.loads((self._folder / f"{name}.lock").read_text())
-                pids.append(ProcessId(int(holder["pid"]), float(holder["started"])))
-        return pids
 
     @staticmethod
     def _names(name: str, state: dict[str, Any]) -> list[str]:
@@ -261,29 +257,10 @@ class LocalPlatform:
         current = self._record() or record
         if current.get("state") == "released":
             return
-        # The supervisor was killed: its processes went with it, what is left to do is to say so.
+        # The supervisor was killed and its processes with it, so that it could not write this itself.
         self._run.store.put(paths.SLICES, records.dump({**current, "state": "released", "slices": []}))
         for index in range(self._run.spec.slices.count):
             self._events.write("slice.released", slice=index, with_supervisor=not existed)
-
-    @contextmanager
-    def _unserved(self, name: str) -> Iterator[bool]:
-        """Whether no supervisor of that name is there, and none comes in the meantime."""
-        if not self._folder.exists():
-            yield True  # none was ever started since the machine was
-            return
-        with (self._folder / f"{name}.lock").open("a+") as lock:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                yield False
-                return
-            yield True
-
-    def _tidy(self, name: str) -> None:
-        control_socket(self._folder, name).unlink(missing_ok=True)
-        for path in self._folder.glob("*.sock") if name == "slices" else ():
-            path.unlink(missing_ok=True)
 
 
 def _signal(processes: list[ProcessId], signum: signal.Signals) -> None:

@@ -1,4 +1,4 @@
-"""Processes of the local platform: they die with their parent, and a reused pid is not mistaken for one of them."""
+"""Processes of the local platform: children that die with their parent, and identities that survive pid reuse."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ _PR_SET_PDEATHSIG = 1
 
 @dataclass(frozen=True)
 class ProcessId:
-    """A process, by pid and start time (seconds since the epoch)."""
+    """A process, by pid and start time (seconds since 1970), so that a reused pid is told apart."""
 
     pid: int
     started: float
 
     def alive(self) -> bool:
-        """Whether this very process still runs; a zombie does not."""
+        """Whether this very process still runs; False for a zombie."""
         return process_lives(f"{self.pid}:{self.started}")
 
 
 def identify(pid: int) -> ProcessId:
-    """The identity of a process that is alive now."""
+    """The identity of the process with this pid; if there is none, one that is not alive."""
     import psutil
 
     try:
@@ -41,7 +41,12 @@ def identify(pid: int) -> ProcessId:
 def spawn_child(
     argv: Sequence[str], output: IO[bytes], env: Mapping[str, str] | None = None
 ) -> subprocess.Popen[bytes]:
-    """Start a child that is killed when this process dies, in a session of its own (no Ctrl-C of a terminal)."""
+    """Start a child in a session of its own, out of reach of a terminal's Ctrl-C; it is killed if this process dies.
+
+    Args:
+      output: gets stdout and stderr.
+      env: the whole environment; None for that of this process.
+    """
     parent = os.getpid()
     libc = ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else None
 
@@ -63,7 +68,7 @@ def spawn_child(
 
 
 def end_group(process: subprocess.Popen[bytes], signum: int) -> None:
-    """Signal a child and all that it started."""
+    """Signal a child of `spawn_child` and its process group; does nothing if they are gone."""
     try:
         os.killpg(process.pid, signum)
     except (ProcessLookupError, PermissionError):

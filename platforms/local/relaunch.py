@@ -1,4 +1,4 @@
-"""Whether a trainer that ended is started again (contracts.md 8): pure."""
+"""Decides whether a job's process that ended is started again (docs/contracts.md 8). Pure."""
 
 from __future__ import annotations
 
@@ -9,7 +9,13 @@ from ...runs.errors import ExitCode
 
 @dataclass(frozen=True)
 class Decision:
-    """`again`: start the trainer once more. Otherwise the job is over with `code`."""
+    """What to do with a job whose process ended.
+
+    Attributes:
+      again: start the process once more.
+      code: exit code of the process; of the job, if it is not started again.
+      reason: why, for people; empty if the exit code says it.
+    """
 
     again: bool
     code: int
@@ -17,19 +23,19 @@ class Decision:
 
 
 def decide(exit_code: int, restarts: int, allowed: int, wanted: bool, stopped: bool = False) -> Decision:
-    """Only 75, 143 and deaths by signal are relaunched, at most `allowed` times without a new proven step.
+    """Relaunch after 75, 143 and deaths by signal only, at most `allowed` times without a new proven step.
 
     Args:
       exit_code: of the process; negative for a signal.
       restarts: relaunches since the last new proven step.
       allowed: `recovery.head_restarts`.
-      wanted: False when the run was stopped, released or nobody drives it.
-      stopped: somebody asked for the end, so that the process did what it was told, with or without a save.
+      wanted: False if the run was stopped, is being released, or is driven by nobody.
+      stopped: the claim says stop, so a process that died by 75, 143 or a signal ended on request (76).
     """
     if exit_code == ExitCode.COMPLETE:
         return Decision(False, 0, "")
     dead = f"was killed by signal {-exit_code}" if exit_code < 0 else f"exited {exit_code}"
-    if exit_code >= 0 and exit_code not in (ExitCode.INFRASTRUCTURE, ExitCode.EVICTED):
+    if not ExitCode.of(exit_code).relaunched:
         return Decision(False, exit_code, "")
     if stopped:
         return Decision(False, ExitCode.ENDED_ON_REQUEST, f"the run was stopped on request; the process {dead}")

@@ -1,8 +1,8 @@
-"""The trainer's view of its own simulated slices: which are alive, which were lost since it took them.
+"""For the trainer: which of its simulated slices are alive, and which were lost since it took them.
 
-A held connection that breaks is a lost slice, even if the worker is back before anyone looks: the new one is another
-process with nothing of the state. A slice has one worker, or one a VM, and is lost with any of them. Whoever runs the
-workers restarts them by itself, so asking for a slice back is a no-op.
+The trainer holds a connection to each worker. One that breaks means a lost slice, even if a new worker answers before
+the trainer looks, since the new process has none of the state. A slice has one worker, or one for each VM, and is lost
+with any of them. The supervisor restarts lost workers by itself, so asking for a slice back does nothing.
 """
 
 from __future__ import annotations
@@ -19,18 +19,23 @@ _LONGEST_BASE = 50  # bytes; with user, run id and socket it stays below the 107
 
 
 def runtime_folder(run_id: str) -> Path:
-    """Sockets, locks and pids of a run on this machine: short (socket paths are limited), this user's only."""
+    """This user's folder for a run's sockets, locks and logs on this machine; short, as a socket's path must be."""
     base = tempfile.gettempdir()
     return Path(base if len(base) <= _LONGEST_BASE else "/tmp") / f"elastic-tpu-{os.getuid()}" / run_id
 
 
 def worker_socket(folder: Path, index: int, vm: int | None = None) -> Path:
-    """Where the worker of a slice answers, or that of one of its VMs if each has its own."""
+    """The socket of a slice's worker; with `vm`, that of the worker of one VM."""
     return folder / (f"s{index}.sock" if vm is None else f"s{index}-{vm}.sock")
 
 
 class LocalSlices:
-    """Connections to the workers of a run's slices: one worker a slice, or one for each of its `vms`."""
+    """Connections to the workers of a run's slices.
+
+    Args:
+      count: slices of the run.
+      vms: workers of a slice, one for each VM.
+    """
 
     def __init__(self, run_id: str, count: int, vms: int = 1) -> None:
         self._folder = runtime_folder(run_id)
@@ -44,7 +49,7 @@ class LocalSlices:
         return frozenset(range(self._count))
 
     def hold(self, indices: Iterable[int]) -> frozenset[int]:
-        """Take these slices for the coming attempt; returns those that answered."""
+        """Connect to the workers of these slices, dropping earlier connections. Returns the slices that answered."""
         self.close()
         for index in indices:
             connections = self._connect(index)
@@ -52,8 +57,8 @@ class LocalSlices:
                 self._held[index] = connections
         return frozenset(self._held)
 
-    def lost(self, patience: float = 0.0) -> frozenset[int]:
-        """Held slices of which a worker has died since they were taken; a broken connection shows at once."""
+    def lost(self, timeout: float = 0.0) -> frozenset[int]:
+        """Held slices with a broken connection: a worker died. Never waits, since a broken connection shows at once."""
         return frozenset(index for index, held in self._held.items() if any(map(_broken, held)))
 
     def alive(self) -> frozenset[int]:
@@ -71,16 +76,16 @@ class LocalSlices:
         return frozenset(found)
 
     def ask_back(self, indices: Iterable[int]) -> None:
-        """Lost workers are restarted unasked."""
+        """Does nothing: the supervisor restarts lost workers by itself."""
 
     def close(self) -> None:
-        """Let go of all slices."""
+        """Close all connections."""
         for connections in self._held.values():
             _close(connections)
         self._held.clear()
 
     def _connect(self, index: int) -> list[socket.socket] | None:
-        """A connection to each worker of a slice, or None if one does not answer."""
+        """Connections to all workers of a slice, or None if one does not answer."""
         connections: list[socket.socket] = []
         for vm in self._vms:
             connection = self._connect_to(index, vm)

@@ -1,8 +1,8 @@
-"""A slice's worker: the process whose death is the loss of a simulated slice.
+"""A worker of a simulated slice; its death is the loss of the slice.
 
-It stands in for the Pathways workers of one TPU slice, or for that of one of its VMs. It computes nothing; it holds a
-connection to whoever uses the slice, so that a SIGKILL is seen at once, as the Pathways proxy sees a broken channel.
-Run as a script, standard library only: it starts in a few hundredths of a second.
+It stands in for the Pathways workers of one TPU slice, or of one of its VMs. It computes nothing, but keeps a
+connection to each process that uses the slice, so that a SIGKILL shows there at once, as a broken channel shows in the
+Pathways proxy. Run as a script with the standard library only, so that it starts in a few hundredths of a second.
 """
 
 import argparse
@@ -14,7 +14,7 @@ from pathlib import Path
 
 
 def main() -> None:
-    """Serve connections until killed: each gets one line that says who this is, and is held open."""
+    """Accept connections until killed: each gets one JSON line (slice, vm, generation, pid) and is kept open."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--socket", required=True)
     parser.add_argument("--slice", type=int, required=True)
@@ -26,7 +26,7 @@ def main() -> None:
     server = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     server.bind(temporary)
     server.listen(64)
-    os.rename(temporary, args.socket)  # noqa: PTH104 - visible only once it answers
+    os.rename(temporary, args.socket)  # noqa: PTH104 - the socket appears only once it answers
     who = {"slice": args.slice, "vm": args.vm, "generation": args.generation, "pid": os.getpid()}
     hello = json.dumps(who).encode() + b"\n"
     selector = selectors.DefaultSelector()

@@ -1,4 +1,4 @@
-"""The workers of a run's slices, as their supervisor sees them: started, lost, back."""
+"""Starts, watches and restarts the workers of a run's slices, in the supervisor."""
 
 from __future__ import annotations
 
@@ -21,12 +21,19 @@ class _Worker:
     generation: int = 0
     ready: bool = False
     lost: bool = False
-    back_at: float | None = 0.0  # monotonic; None: never again
-    down: float | None = None  # seconds, of the loss that was ordered
+    back_at: float | None = 0.0  # monotonic seconds; None: never
+    down: float | None = None  # seconds that the loss ordered by `kill` shall last; None: restart_delay
 
 
 class Workers:
-    """One worker a slice. `tick` looks once; nothing here blocks."""
+    """One worker a slice. No call blocks.
+
+    Args:
+      folder: of the sockets.
+      restart_delay: seconds that a slice stays lost after its worker died.
+      events: gets slice.lost, slice.back and slice.ready (once, when all are ready for the first time).
+      log: gets the workers' output.
+    """
 
     def __init__(self, folder: Path, count: int, restart_delay: float, events: EventLog, log: Path) -> None:
         self._folder, self._restart_delay, self._events = folder, restart_delay, events
@@ -35,9 +42,9 @@ class Workers:
         self._announced = False
 
     def tick(self) -> bool:
-        """Reap, restart and announce; True when something changed.
+        """Look at each worker once: record losses, restart. Returns whether slices.json has to be written again.
 
-        What happened is recorded first: where the storage does not answer, the next look sees it again.
+        An event is written before the state changes, so that it is tried again if the storage does not answer.
         """
         changed = False
         for index, worker in enumerate(self._workers):
@@ -75,11 +82,18 @@ class Workers:
 
     @property
     def ready(self) -> int:
-        """How many answer."""
+        """How many slices are ready."""
         return sum(w.ready for w in self._workers)
 
     def kill(self, index: int, down: float | None) -> int | None:
-        """SIGKILL a slice's worker; it stays down for so many seconds (None: the usual delay). Returns its pid."""
+        """SIGKILL a slice's worker.
+
+        Args:
+          down: seconds until it is restarted, inf for never; None for `restart_delay`.
+
+        Returns:
+          The worker's pid; None if the slice has no worker now.
+        """
         worker = self._workers[index]
         if worker.process is None:
             return None
@@ -89,7 +103,7 @@ class Workers:
         return pid
 
     def records(self) -> list[dict[str, object]]:
-        """For slices.json."""
+        """The workers as `slices` of slices.json: index, state (ready, lost, starting), pid, generation."""
         return [
             {
                 "index": i,
@@ -101,7 +115,7 @@ class Workers:
         ]
 
     def end(self) -> None:
-        """Kill and reap every worker; they hold nothing that could be lost."""
+        """Kill and reap all workers at once: they have nothing to save."""
         for worker in self._workers:
             if worker.process is not None:
                 worker.process.kill()

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 from elastic_tpu.platforms.base import Job
 from elastic_tpu.platforms.local import platform as local
+from elastic_tpu.platforms.local import supervisors
 from elastic_tpu.platforms.local.control import ask, control_socket
 from elastic_tpu.platforms.local.job import SupervisedJob
 from elastic_tpu.platforms.local.platform import LocalPlatform
@@ -126,7 +127,7 @@ def test_a_killed_supervisor_takes_workers_and_trainer_along(opened: Callable[..
 def test_a_supervisor_that_never_answers_is_killed_by_a_release(
     opened: Callable[..., Opened], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(local, "ask", partial(ask, timeout=0.3))
+    monkeypatch.setattr(supervisors, "ask", partial(ask, timeout=0.3))
     monkeypatch.setattr(local, "_END", 0.3)
     case, platform, _ = opened()
     _ready(platform)
@@ -150,7 +151,7 @@ def test_a_supervisor_that_is_slow_ends_its_trainer_in_order(
         told(processes, signum)
         supervisor.resume()
 
-    monkeypatch.setattr(local, "ask", partial(ask, timeout=0.3))
+    monkeypatch.setattr(supervisors, "ask", partial(ask, timeout=0.3))
     monkeypatch.setattr(local, "_signal", wakes_up)
     supervisor.suspend()
     with pytest.raises(Unreachable, match="has not answered 'state'"):

@@ -1,4 +1,4 @@
-"""Which ends of a trainer are followed by another start (contracts.md 8, D15)."""
+"""Which ends of a trainer are followed by another start (docs/contracts.md 8)."""
 
 from __future__ import annotations
 

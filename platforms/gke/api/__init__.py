@@ -1,1 +1,1 @@
-"""The Kubernetes API as we use it: login, calls, errors, and one look an interval for many runs."""
+"""The Kubernetes API as the launcher uses it: login, requests, errors, and shared looks for many runs."""

@@ -1,55 +1,50 @@
-"""The login to a cluster, renewed for as long as a run lives; no file is ever written.
+"""Chooses the cluster of a spec and logs in to it, again whenever the login expires. Never writes a kubeconfig.
 
-The cluster is, in this order: that of `gke.kubeconfig` or `gke.context`; the one that `gke.project`, `location` and
-`cluster` name, through Google's API and the Application Default Credentials, unless this process is a pod of that very
-cluster; the one that this process is a pod of; the one that KUBECONFIG or ~/.kube/config point at.
+The first of these that applies is used:
+  1. `gke.kubeconfig` or `gke.context`: that kubeconfig.
+  2. `gke.project`, `gke.location` and `gke.cluster`: Google's API, with the Application Default Credentials; but the
+     pod's own token if this process is a pod of that very cluster.
+  3. This process is a pod: its own cluster, with the pod's token.
+  4. The kubeconfig of KUBECONFIG, else ~/.kube/config.
 """
 
 from __future__ import annotations
 
 import functools
 import os
-import threading
-import urllib.request
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from .... import __version__
-from ....runs.errors import BadInput, Problem, Unreachable
+from ....runs.errors import BadInput, Problem
+from ....runs.extras import needed
 from ....runs.spec.run_spec import Gke
+from . import google_login
 
-
-def _no_extra(error: ImportError) -> BadInput:
-    return BadInput([Problem("platform", "gke", f"needs `pip install 'elastic-tpu[gke]'` ({error})")])
-
-
-try:
+with needed("gke", "platform: 'gke',"):
     from kubernetes.client import ApiClient, Configuration
     from kubernetes.client.rest import RESTClientObject
     from kubernetes.config import ConfigException, incluster_config, kube_config, list_kube_config_contexts
     from kubernetes.config.exec_provider import ExecProvider
-except ImportError as error:
-    raise _no_extra(error) from error
 
 Configure = Callable[[Any], None]
+"""Writes address, certificates and login into a kubernetes Configuration."""
 
-SCOPES = ["https://www.googleapis.com/auth/cloud-platform"]
-_GOOGLE_LOGIN = "log in with `gcloud auth application-default login`, or give the pod a service account"
 _ACCOUNT = "/var/run/secrets/kubernetes.io/serviceaccount"
-_SECONDS = 30.0  # for an answer of Google's APIs
-_METADATA_SECONDS = 2.0
 
 
 @dataclass(frozen=True)
 class Surroundings:
-    """What this process finds around itself.
+    """Where a login may be found on this machine; injected, so that tests can replace it.
 
     Attributes:
-      account: the folder with a pod's token and certificate.
-      google: (credentials of Google's library, answer of `get_cluster`) for a cluster's full name.
-      metadata: a value of the machine's metadata server; None when there is none.
+      environ: environment variables.
+      account: the folder with the pod's `token` and `ca.crt`.
+      google: from a cluster's full name (projects/P/locations/L/clusters/C) to (credentials of Google's library, answer
+        of `get_cluster`).
+      metadata: a value of the machine's metadata server; None if there is no server or no such value.
     """
 
     environ: Mapping[str, str]
@@ -59,10 +54,10 @@ class Surroundings:
 
 
 class Client(ApiClient):  # type: ignore[misc]  # the library has no types
-    """The kubernetes client whose login can be made anew.
+    """A kubernetes client that can log in again.
 
     Attributes:
-      login: where the login came from and how a person renews it.
+      login: where the login comes from and how to renew it, for error messages.
     """
 
     def __init__(self, configure: Configure, login: str) -> None:
@@ -71,9 +66,9 @@ class Client(ApiClient):  # type: ignore[misc]  # the library has no types
         self.user_agent = f"elastic-tpu/{__version__}"
 
     def renew(self) -> None:
-        """Log in again, with new connections. On failure the old login stays."""
+        """Log in again and open new connections. If that raises, the old login stays in use."""
         configuration = self._make()
-        # A pool has the client's and the cluster's certificates in it, which may be new as well.
+        # The connection pool holds the client's and the cluster's certificates, which may be new as well.
         self.rest_client = RESTClientObject(configuration)
         self.configuration = configuration
 
@@ -84,10 +79,10 @@ class Client(ApiClient):  # type: ignore[misc]  # the library has no types
 
 
 def api_client(gke: Gke) -> Client:
-    """The client for the cluster that the spec names; all runs of a process share it.
+    """The client for the cluster that the spec names. Runs of one process with the same fields share it.
 
     Raises:
-      BadInput: no cluster is named or found, or there is no login for it.
+      BadInput: no cluster is named or found, or there is no login for it; names field and cure.
       Unreachable: Google's API does not answer.
     """
     return _shared(gke.kubeconfig, gke.context, gke.project, gke.location, gke.cluster, gke.endpoint)
@@ -104,12 +99,12 @@ os.register_at_fork(after_in_child=_shared.cache_clear)
 
 
 def surroundings() -> Surroundings:
-    """The real ones."""
-    return Surroundings(os.environ, Path(_ACCOUNT), _ask_google, _ask_metadata)
+    """The real surroundings of this process."""
+    return Surroundings(os.environ, Path(_ACCOUNT), google_login.ask_google, google_login.ask_metadata)
 
 
 def connect(gke: Gke, around: Surroundings) -> Client:
-    """As `api_client`, for one caller."""
+    """As `api_client`, but a client of its own for each call."""
     if gke.kubeconfig or gke.context:
         return _from_kubeconfig(gke, around)
     in_pod = "KUBERNETES_SERVICE_HOST" in around.environ and (around.account / "token").is_file()
@@ -137,7 +132,7 @@ def _from_kubeconfig(gke: Gke, around: Surroundings) -> Client:
             )
             raise BadInput([Problem(field, None, cure)])
         raise BadInput([Problem("gke.kubeconfig", paths, "there is no such file; correct the path")])
-    # The context is settled now: whoever changes the current one later does not send this run to another cluster.
+    # Resolve the current context now: changing it later must not send a renewed login to another cluster.
     context = gke.context or _current_context(paths)
     login = f"log in again for context {context!r} of {paths} (e.g. `gcloud auth login`)"
     return Client(functools.partial(_load_kubeconfig, paths=paths, context=context), login)
@@ -166,7 +161,10 @@ def _load_kubeconfig(configuration: Any, *, paths: str, context: str) -> None:
 
 
 def _explain_plugin(paths: str, context: str) -> None:
-    """The library goes on without a login when a plugin fails; run it again to see why."""
+    """Raise BadInput with the reason why the login plugin gives no login.
+
+    The library only logs such a failure and goes on without a login, so the plugin is run again.
+    """
     config = kube_config.KubeConfigMerger(paths).config
     user = config["contexts"].get_with_name(context)["context"].safe_get("user")
     found = config["users"].get_with_name(user, safe=True) if user else None
@@ -175,7 +173,7 @@ def _explain_plugin(paths: str, context: str) -> None:
     plugin = found["user"]["exec"]
     try:
         ExecProvider(plugin, None).run()
-        reason = "it gives neither a token nor a certificate"
+        reason = "it returned neither a token nor a certificate"
     except (ConfigException, OSError) as error:
         reason = str(error)
     cure = f"its login plugin {plugin['command']} failed: {reason}; install it, or log in (`gcloud auth login`)"
@@ -187,7 +185,7 @@ def _explain_plugin(paths: str, context: str) -> None:
 
 def _from_pod(around: Surroundings) -> Client:
     def configure(configuration: Any) -> None:
-        # Reads the token again every minute: the kubelet replaces it.
+        # The loader reads the token again every minute, since the kubelet replaces it.
         token, certificate = (str(around.account / name) for name in ("token", "ca.crt"))
         loader = incluster_config.InClusterConfigLoader(token, certificate, environ=around.environ)
         try:
@@ -196,27 +194,16 @@ def _from_pod(around: Surroundings) -> Client:
             cure = f"this pod's service account cannot be used: {error}; set automountServiceAccountToken"
             raise BadInput([Problem("gke.cluster", None, cure)]) from error
 
-    return Client(configure, f"this pod's token ({around.account}/token) is not valid any more; start the pod again")
+    return Client(configure, f"this pod's token ({around.account}/token) is no longer valid; restart the pod")
 
 
 def _is_this_cluster(gke: Gke, around: Surroundings) -> bool:
-    """Whether the pod's cluster is the one that the spec names; a pod that cannot tell goes through Google's API."""
+    """Whether this pod's cluster is the one that the spec names; False if the metadata server does not tell."""
     names = ("project/project-id", "instance/attributes/cluster-location", "instance/attributes/cluster-name")
     return all(
         around.metadata(name) == wanted
         for name, wanted in zip(names, (gke.project, gke.location, gke.cluster), strict=True)
     )
-
-
-def _ask_metadata(name: str) -> str | None:
-    host = os.environ.get("GCE_METADATA_HOST", "metadata.google.internal")
-    request = urllib.request.Request(f"http://{host}/computeMetadata/v1/{name}", headers={"Metadata-Flavor": "Google"})
-    try:
-        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-        with opener.open(request, timeout=_METADATA_SECONDS) as answer:
-            return str(answer.read().decode())
-    except (OSError, ValueError):
-        return None
 
 
 # -- Google's API -------------------------------------------------------------------------------------------------
@@ -227,72 +214,11 @@ def _from_google(gke: Gke, around: Surroundings) -> Client:
 
     def configure(configuration: Any) -> None:
         credentials, cluster = around.google(name)
-        host, certificate = server_of(cluster, gke)
+        host, certificate = google_login.server_of(cluster, gke)
         configuration.host = f"https://{host}"
         if certificate:
             configuration.ssl_ca_cert = kube_config.FileOrData({"ca-data": certificate}, "ca").as_file()
-        configuration.refresh_api_key_hook = _token_of(credentials)
-        configuration.api_key["authorization"] = "to come"  # without one the hook is not asked
+        configuration.refresh_api_key_hook = google_login.token_hook(credentials)
+        configuration.api_key["authorization"] = "to come"  # without a value the hook is not called
 
-    return Client(configure, f"{_GOOGLE_LOGIN}, and let it use {name} (roles/container.viewer)")
-
-
-def server_of(cluster: Any, gke: Gke) -> tuple[str, str]:
-    """Address and certificate authority (base64; empty: a public one) of a cluster as Google describes it. Pure.
-
-    Raises:
-      BadInput: the cluster has no such endpoint.
-    """
-    endpoints = cluster.control_plane_endpoints_config
-    addresses = endpoints.ip_endpoints_config
-    host = {
-        "public": addresses.public_endpoint or cluster.private_cluster_config.public_endpoint or cluster.endpoint,
-        "private": addresses.private_endpoint or cluster.private_cluster_config.private_endpoint,
-        "dns": endpoints.dns_endpoint_config.endpoint,
-    }[gke.endpoint]
-    if not host:
-        raise BadInput([Problem("gke.endpoint", gke.endpoint, f"cluster {gke.cluster} has none; choose another one")])
-    if gke.endpoint == "dns":
-        return host, ""
-    return host, cluster.master_auth.cluster_ca_certificate
-
-
-def _token_of(credentials: Any) -> Configure:
-    """Sets a valid token before each request; Google's library renews it minutes before it ends."""
-    from google.auth.transport.requests import Request
-
-    lock = threading.Lock()
-
-    def refresh(configuration: Any) -> None:
-        with lock:
-            if not credentials.valid:
-                credentials.refresh(functools.partial(Request(), timeout=_SECONDS))
-            configuration.api_key["authorization"] = f"Bearer {credentials.token}"
-
-    return refresh
-
-
-def _ask_google(name: str) -> tuple[Any, Any]:
-    import google.auth
-    from google.api_core import exceptions as api
-    from google.auth import exceptions as auth
-
-    try:
-        from google.cloud import container_v1
-    except ImportError as error:
-        raise _no_extra(error) from error
-    try:
-        credentials, _ = google.auth.default(scopes=SCOPES)
-        return credentials, container_v1.ClusterManagerClient(credentials=credentials).get_cluster(
-            name=name, timeout=_SECONDS
-        )
-    except auth.DefaultCredentialsError as error:
-        raise BadInput([Problem("gke.cluster", name, f"no Google credentials: {error}; {_GOOGLE_LOGIN}")]) from error
-    except api.NotFound as error:
-        cure = f"there is no such cluster ({error.message}); correct gke.project, gke.location or gke.cluster"
-        raise BadInput([Problem("gke.cluster", name, cure)]) from error
-    except (api.Forbidden, api.BadRequest) as error:
-        cure = f"Google refuses it: {error.message}; grant this account roles/container.viewer, or correct the names"
-        raise BadInput([Problem("gke.cluster", name, cure)]) from error
-    except (api.GoogleAPICallError, api.RetryError, auth.GoogleAuthError) as error:
-        raise Unreachable(f"Google's API did not describe {name}: {error}; {_GOOGLE_LOGIN} if this goes on") from error
+    return Client(configure, f"{google_login.LOGIN_CURE}, and let it use {name} (roles/container.viewer)")

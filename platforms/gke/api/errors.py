@@ -1,7 +1,7 @@
-"""What an answer of the Kubernetes API means: pure, from status and body to the error that names who must act.
+"""What an answer of the Kubernetes API means: from HTTP status and body to the error that names who must act. Pure.
 
-Only an answer that says that an object is gone means that it is gone. What cannot be understood, an expired login and
-every 5xx are "unknown, not lost" (`Unreachable`).
+An object is gone only if the API says so. A 5xx, an expired login and an answer that cannot be understood mean that
+its state is unknown (`Unreachable`).
 """
 
 from __future__ import annotations
@@ -9,28 +9,32 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import dataclass
-from typing import Any
 
 from ....runs.errors import BadInput, Changed, ElasticTPUError, Exists, NotFound, Problem, Unreachable
+from ..k8s_json import Json
 
 RBAC_CURE = "have an administrator apply deploy/rbac.yaml there, and act as its service account elastic-tpu-launcher"
-LONGEST = 600  # characters of the server's own text: a refused change prints the whole object
+ADDRESS_CURE = "check the cluster's address, and any proxy in between"
 
+_LONGEST = 600  # characters of the server's message that are shown: a refused change prints the whole object
 _LOGIN = "log in to the cluster again"
 _USER = re.compile(r'User "([^"]*)" cannot ')
 
 
 class BeingDeleted(Exists):
-    """The name is still taken by an object that is being deleted: wait until it is gone, it cannot be adopted."""
+    """The name is taken by an object that is being deleted: it cannot be adopted, wait until it is gone."""
 
 
-class Expired(Unreachable):
-    """A listing took so long that its next page is gone (410): it has to begin again."""
+class ListingExpired(Unreachable):
+    """A listing took so long that its next page is gone (410): begin it again."""
 
 
 @dataclass(frozen=True)
-class Asked:
-    """What was asked of the API: an RBAC verb on a resource (`jobsets.jobset.x-k8s.io`) in a namespace."""
+class Operation:
+    """What a request does, for errors: an RBAC verb on a resource (`jobsets.jobset.x-k8s.io`) in a namespace.
+
+    As text: "get jobsets.jobset.x-k8s.io/demo in namespace team".
+    """
 
     verb: str
     resource: str
@@ -42,8 +46,8 @@ class Asked:
         return f"{self.verb} {what} in namespace {self.namespace}"
 
 
-def without_middle(text: str, longest: int = LONGEST) -> str:
-    """The text without its middle: a refusal says at its beginning what is wrong, and at its end why."""
+def without_middle(text: str, longest: int = _LONGEST) -> str:
+    """The text as one line of at most `longest` characters; cut in the middle, since a refusal ends with its reason."""
     text = " ".join(text.split())
     if len(text) <= longest:
         return text
@@ -52,57 +56,61 @@ def without_middle(text: str, longest: int = LONGEST) -> str:
 
 
 def message_of(body: bytes) -> str:
-    """What the server said, cut to what matters."""
+    """The message of the API's Status object, else the body itself; shortened."""
     message = _status_of(body).get("message")
     return without_middle(message if isinstance(message, str) else body.decode(errors="replace"))
 
 
-def error_of(status: int, body: bytes, asked: Asked, login: str = "") -> ElasticTPUError:
-    """The error for an answer that is no success.
+def error_of(status: int, body: bytes, operation: Operation, login: str = "") -> ElasticTPUError:
+    """The error for an answer whose status is not 2xx.
 
     Args:
-      login: where the credentials came from and how to renew them, for the user.
+      login: where the credentials came from and how to renew them, for people.
+
+    Returns:
+      NotFound, Exists or BeingDeleted (409 AlreadyExists), Changed (other 409), ListingExpired (410), BadInput (a 4xx
+      that names what to change), Unreachable (all others).
     """
     said, answer = message_of(body), _status_of(body)
     reason = answer.get("reason", "")
     if is_refused_login(status, body):
-        # Nothing is known of the run, and nothing is lost.
+        # The state of the run is unknown; a new login will tell.
         refused = f"the cluster does not accept these credentials ({said or 'Unauthorized'})"
         return Unreachable(f"{refused}; {login or _LOGIN}")
     if status == 403:
-        return _forbidden(said, asked)
+        return _forbidden(said, operation)
     if status == 404:
-        return _not_found(said, answer, body, asked)
+        return _not_found(said, answer, body, operation)
     if status == 409:
         if reason == "AlreadyExists":
             kind = BeingDeleted if "object is being deleted" in said else Exists
-            return kind(f"{asked}: {said}")
-        return Changed(f"{asked}: {said}")
+            return kind(f"{operation}: {said}")
+        return Changed(f"{operation}: {said}")
     if status == 410:
-        return Expired(f"{asked}: {said}")
+        return ListingExpired(f"{operation}: {said}")
     if 400 <= status < 500 and status not in (408, 429) and answer:
-        return BadInput([Problem("gke", None, f"the cluster refuses to {asked}: {said}")])
-    return Unreachable(f"the Kubernetes API did not {asked}: it answered {status} ({said})")
+        return BadInput([Problem("gke", None, f"the cluster refuses to {operation}: {said}")])
+    return Unreachable(f"the Kubernetes API did not {operation}: it answered {status} ({said})")
 
 
 def is_refused_login(status: int, body: bytes) -> bool:
-    """Whether the server does not know who asks: a new login may help."""
+    """Whether the server does not accept the credentials: a new login may help."""
     return status == 401 or (status == 403 and b"system:anonymous" in body)
 
 
 def is_missing_right(status: int, body: bytes) -> bool:
-    """Whether an account that the server knows may not do this: it is what an API server says also while it starts."""
+    """Whether a known account lacks the right. An API server that is starting says so as well."""
     return status == 403 and not is_refused_login(status, body) and _USER.search(message_of(body)) is not None
 
 
-def no_login(error: Exception, login: str = "") -> Unreachable:
-    """The credentials cannot be renewed now."""
+def login_failed(error: Exception, login: str = "") -> Unreachable:
+    """The error for credentials that cannot be renewed now; arguments as `error_of`."""
     text = f"the credentials for the cluster cannot be renewed ({type(error).__name__}: {without_middle(str(error))})"
     return Unreachable(f"{text}; {login or _LOGIN}")
 
 
-def _status_of(body: bytes) -> dict[str, Any]:
-    """The body as the API's own Status object; empty when something else answered."""
+def _status_of(body: bytes) -> Json:
+    """The body as the API's Status object; empty if the body is something else."""
     try:
         answer = json.loads(body)
     except ValueError:
@@ -110,23 +118,26 @@ def _status_of(body: bytes) -> dict[str, Any]:
     return answer if isinstance(answer, dict) and answer.get("kind") == "Status" else {}
 
 
-def _forbidden(said: str, asked: Asked) -> BadInput:
+def _forbidden(said: str, operation: Operation) -> BadInput:
     user = _USER.search(said)
     if user or "is forbidden" not in said:
-        may_not = f"{user[1] if user else 'this account'} may not {asked.verb} {asked.resource} there ({said})"
-        return BadInput([Problem("gke.namespace", asked.namespace, f"{may_not}; {RBAC_CURE}")])
-    # Quotas, admission policies and a namespace that is being terminated: the rights are there.
-    return BadInput([Problem("gke.namespace", asked.namespace, f"the cluster refuses to {asked.verb} this: {said}")])
+        may_not = f"{user[1] if user else 'this account'} may not {operation.verb} {operation.resource} there ({said})"
+        return BadInput([Problem("gke.namespace", operation.namespace, f"{may_not}; {RBAC_CURE}")])
+    # A quota, an admission policy, or a namespace that is being terminated: no right is missing.
+    refused = f"the cluster refuses to {operation.verb} this: {said}"
+    return BadInput([Problem("gke.namespace", operation.namespace, refused)])
 
 
-def _not_found(said: str, answer: dict[str, Any], body: bytes, asked: Asked) -> ElasticTPUError:
+def _not_found(said: str, answer: Json, body: bytes, operation: Operation) -> ElasticTPUError:
     details = answer.get("details") or {}
     if details.get("kind") == "namespaces":
-        cure = f"there is no such namespace; create it (kubectl create namespace {asked.namespace}) or correct the name"
-        return BadInput([Problem("gke.namespace", asked.namespace, cure)])
+        namespace = operation.namespace
+        cure = f"there is no such namespace; create it (kubectl create namespace {namespace}) or correct the name"
+        return BadInput([Problem("gke.namespace", namespace, cure)])
     if details.get("name"):
-        return NotFound(f"{asked}: {said}")
+        return NotFound(f"{operation}: {said}")
     if answer or body.strip() == b"404 page not found":
-        cure = f"the cluster does not know {asked.resource}: install JobSet 0.8 or newer there, or name another cluster"
+        unknown = f"the cluster does not know {operation.resource}"
+        cure = f"{unknown}: install JobSet 0.8 or newer there, or name another cluster"
         return BadInput([Problem("gke.cluster", None, cure)])
-    return Unreachable(f"what answered is not the Kubernetes API (404: {said}); asked to {asked}")
+    return Unreachable(f"what answered is not the Kubernetes API (404: {said}); asked to {operation}; {ADDRESS_CURE}")

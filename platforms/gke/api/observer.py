@@ -1,8 +1,8 @@
-"""One look at the cluster an interval for all runs that a process watches in a namespace.
+"""Looks at JobSets and events for all runs that a process watches in a namespace, with one request an interval.
 
-Whoever asks first when what is known has become old asks for all that is watched, with one request: one run is a GET, a
-few are a LIST by run id, many are a LIST of all runs. That a JobSet is absent is never concluded from a LIST (its label
-may have been removed, or it may be younger): a GET has to say so each time.
+Answers are kept for an interval. The first caller after that asks anew for all watched runs at once: by a GET for one
+run, a LIST by run id for a few, a LIST of all runs for many. A LIST never means that a JobSet is absent, since its
+label may have been removed, or it may be younger than the LIST: that takes a GET, each time.
 """
 
 from __future__ import annotations
@@ -12,25 +12,25 @@ import time
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from ....runs.errors import ElasticTPUError
+from ..k8s_json import Json
 from ..names import RUN_ID
 from .cluster import Cluster
 
 T = TypeVar("T")
-Json = dict[str, Any]
 
 INTERVAL = 15.0  # seconds
-_FEW = 64  # run ids that fit well into a selector
-_FORGET = 8  # intervals after which a run that nobody asks for is watched no more
+_FEW = 64  # run ids in one label selector; if more are watched, the JobSets of all runs are listed
+_FORGET = 8  # intervals after which a run is not watched any more, unless somebody asks for it again
 
 _EVENT = ("involvedObject", "reason", "message", "source", "reportingComponent", "series", "lastTimestamp", "eventTime")
 _METADATA = ("name", "uid", "labels", "annotations", "creationTimestamp", "deletionTimestamp")
 
 
 def trim(jobset: Json) -> Json:
-    """What is kept of a JobSet: a twentieth of it, mostly the status."""
+    """The part of a JobSet that is kept, mostly its status: a twentieth of the whole."""
     metadata, spec = jobset.get("metadata", {}), jobset.get("spec", {})
     replicated = [
         {
@@ -52,7 +52,7 @@ def trim(jobset: Json) -> Json:
 
 
 def trim_event(event: Json) -> Json:
-    """What is kept of an event."""
+    """The part of an event that is kept."""
     metadata = {"creationTimestamp": event.get("metadata", {}).get("creationTimestamp")}
     return {"metadata": metadata, **{key: event[key] for key in _EVENT if key in event}}
 
@@ -65,39 +65,40 @@ def is_about(event: Json, run_id: str) -> bool:
 
 
 @dataclass(frozen=True)
-class _Known:
-    jobset: Json | None  # None: it was absent
-    since: float  # when it was asked for
+class _Answer:
+    jobset: Json | None  # None: there was none
+    asked_at: float  # monotonic seconds
 
 
 class Observer:
-    """Looks at JobSets for any number of threads, at most once an interval. See `observer_of`.
+    """Looks at JobSets and events for any number of threads, at most once an interval. Made by `observer_of`.
 
     Args:
-      cluster: who is asked; what it learns of clock and rights is known to all runs that share it.
-      interval: seconds that an answer is good for; also how long a cluster that does not answer is left alone.
+      cluster: shared by all runs, with what it learns of the server's clock and of this login's rights.
+      interval: seconds that an answer is kept; also the pause after a request that failed.
+      clock: monotonic seconds.
     """
 
     def __init__(
         self, cluster: Cluster, interval: float = INTERVAL, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self.cluster, self.interval, self._clock = cluster, interval, clock
-        self._asking = threading.Lock()  # held during a request for all: whoever waits for it finds the answer
-        self._guard = threading.Lock()  # of what is below
-        self._known: dict[str, _Known] = {}
-        self._watched: dict[str, float] = {}
+        self._asking = threading.Lock()  # held during a shared request: a thread that waits for it finds the answer
+        self._guard = threading.Lock()  # of the fields below, but `_events`
+        self._answers: dict[str, _Answer] = {}
+        self._watched: dict[str, float] = {}  # run id -> when somebody asked for it last
         self._asking_events = threading.Lock()
         self._events: tuple[float, list[Json]] | None = None
         self._failed: tuple[float, ElasticTPUError] | None = None
 
     def jobset(self, name: str, *, fresh: bool = False) -> Json | None:
-        """The JobSet, trimmed, as it was less than an interval ago; None: the API says that there is none.
+        """The JobSet, trimmed, as it was less than an interval ago; None if the API says that there is none.
 
         Args:
-          fresh: ask now, about this one. For whoever has just changed it.
+          fresh: ask now. For callers that decide what to create or delete next.
 
         Raises:
-          Unreachable: no answer, now or less than an interval ago; what was known before is kept.
+          Unreachable: no answer now, or none to a request less than an interval ago. Earlier answers are kept.
         """
         if fresh:
             return self._get(name)
@@ -117,48 +118,49 @@ class Observer:
     def events(self, run_id: str) -> list[Json]:
         """Events about a run's objects, trimmed, as they were less than an interval ago. Raises as `jobset`.
 
-        One LIST serves all runs: Kubernetes cannot select the events of one.
+        One LIST serves all runs, since Kubernetes cannot select the events of one run.
         """
         with self._asking_events:
             now = self._clock()
             if self._events is None or now - self._events[0] >= self.interval:
                 with self._guard:
-                    self._refuse_while_silent()
+                    self._raise_if_just_failed()
                 self._events = now, self._guarded(lambda: self.cluster.list_events(trim_event))
             known = self._events[1]
         return [event for event in known if is_about(event, run_id)]
 
     def _recent(self, name: str) -> Json | None:
-        """What is known and not old."""
+        """The JobSet if an answer is younger than an interval; None if another request is needed."""
         with self._guard:
-            known, now = self._known.get(name), self._clock()
-            if known and known.jobset and now - known.since < self.interval:
+            known, now = self._answers.get(name), self._clock()
+            if known and known.jobset and now - known.asked_at < self.interval:
                 return known.jobset
-            self._refuse_while_silent()
+            self._raise_if_just_failed()
             return None
 
-    def _refuse_while_silent(self) -> None:
+    def _raise_if_just_failed(self) -> None:
         if self._failed and self._clock() - self._failed[0] < self.interval:
             raise self._failed[1].with_traceback(None)
 
     def _to_list(self, name: str) -> set[str]:
-        """What to LIST for whoever asks for this one: all that is watched, so that it grows old together, or nothing.
+        """Run ids to LIST when this one is asked for; empty if a GET of this one will do.
 
-        Nothing if this one is all that is watched, or is new (or absent) while all others are young.
+        All that are watched, so that their answers get old together. Empty if no other is watched, or if this one is
+        new (or absent) and the answers for all others are young.
         """
         with self._guard:
             now = self._clock()
             self._watched = {n: asked for n, asked in self._watched.items() if now - asked < _FORGET * self.interval}
-            self._known = {n: k for n, k in self._known.items() if now - k.since < _FORGET * self.interval}
-            young = {n for n, known in self._known.items() if now - known.since < self.interval}
-            has_grown_old = name in self._known and name not in young
+            self._answers = {n: k for n, k in self._answers.items() if now - k.asked_at < _FORGET * self.interval}
+            young = {n for n, known in self._answers.items() if now - known.asked_at < self.interval}
+            has_grown_old = name in self._answers and name not in young
             others = self._watched.keys() - {name}
             return set(self._watched) if others and (has_grown_old or others - young) else set()
 
     def _list(self, names: set[str]) -> None:
         now = self._clock()
         selector = f"{RUN_ID} in ({','.join(sorted(names))})" if len(names) <= _FEW else RUN_ID
-        # All of them, watched or not: while a thousand runs begin to be watched, most are found here.
+        # JobSets that nobody watches are kept too: when a thousand runs begin to be watched, most are known from here.
         for jobset in self._guarded(lambda: self._listed(selector)):
             self._keep(jobset["metadata"]["name"], jobset, now)
 
@@ -173,14 +175,14 @@ class Observer:
         return jobset
 
     def _keep(self, name: str, jobset: Json | None, asked: float) -> None:
-        """Unless there is already an answer to a later question, such as that of somebody who changed it."""
+        """Keep an answer, unless one to a later request is there, such as a `fresh` one."""
         with self._guard:
-            known = self._known.get(name)
-            if known is None or known.since <= asked:
-                self._known[name] = _Known(jobset, asked)
+            known = self._answers.get(name)
+            if known is None or known.asked_at <= asked:
+                self._answers[name] = _Answer(jobset, asked)
 
     def _guarded(self, call: Callable[[], T]) -> T:
-        """Call; a failure is remembered, so that hundreds of runs do not each wait for the same dead server."""
+        """Call, and remember a failure, so that hundreds of runs do not each wait for a server that is down."""
         try:
             answer = call()
         except ElasticTPUError as error:
@@ -197,7 +199,11 @@ _observers_lock = threading.Lock()
 
 
 def observer_of(cluster: Cluster, interval: float = INTERVAL) -> Observer:
-    """The process's observer of this API server, namespace and login; the shortest interval asked for counts."""
+    """The observer that this process shares for an API server, namespace and login.
+
+    Args:
+      interval: seconds; the shortest one that any caller asked for counts.
+    """
     with _observers_lock:
         observer = _observers.get(cluster.identity)
         if observer is None:

@@ -1,4 +1,4 @@
-"""What an account must be allowed to do, in one place: deploy/rbac.yaml grants this, the preflight asks for it."""
+"""The rights that an account needs, in one place: deploy/rbac.yaml grants them, the preflight asks for them. Pure."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ JOBSET_GROUP = "jobset.x-k8s.io"
 
 
 class Rule(NamedTuple):
-    """One verb on one resource (with its subresource: `pods/log`) of an API group ("" = core)."""
+    """A right: one verb on one resource (or subresource: `pods/log`) of an API group ("" = core)."""
 
     verb: str
     group: str
@@ -34,29 +34,30 @@ LAUNCHER: tuple[Rule, ...] = (
     *_rules("", "events", "list"),
     *_rules("", "serviceaccounts", "get"),
 )
-"""Whoever submits, watches, cancels and releases."""
+"""For processes that submit, watch, cancel and release."""
 
 TRAINER: tuple[Rule, ...] = _rules("batch", "jobs", "get", "delete")
-"""The trainer's pod: it deletes the child Job of a lost slice, so that JobSet makes a new one at once."""
+"""For the trainer's pod: it deletes the child Job of a lost slice, so that JobSet makes a new one at once."""
 
 
 def problems(
     namespace: str, denied: Sequence[str], service_account: str | None, has_service_account: bool | None
 ) -> list[Problem]:
-    """What would keep a run from starting.
+    """What would keep a run from starting; empty if nothing is wrong.
 
     Args:
-      denied: rules that the API denies, as text.
-      has_service_account: None when this account may not look.
+      denied: the rules of LAUNCHER that this login lacks, as text.
+      service_account: `gke.service_account`.
+      has_service_account: whether it exists; None if this login may not look.
     """
     found = []
     if denied:
-        # A namespace that is not there has no Roles either, and nobody but an administrator can tell the two apart.
+        # Without any right, only an administrator can tell a missing Role from a missing namespace.
         perhaps = " (or there is no such namespace)" if len(denied) == len(LAUNCHER) else ""
         cure = f"this account may not {', '.join(denied)} there{perhaps}; {RBAC_CURE}"
         found.append(Problem("gke.namespace", namespace, cure))
     if service_account and has_service_account is False:
-        where = f"namespace {namespace} has no such service account, or is not there itself"
+        where = f"namespace {namespace} has no such service account, or does not exist"
         cure = f"{where}; create it, or apply deploy/rbac.yaml there"
         found.append(Problem("gke.service_account", service_account, cure))
     return found

@@ -1,1 +1,1 @@
-"""The objects that a run is in a cluster: the Pathways JobSet, and Jobs for export and evaluation. Pure."""
+"""The manifests of a run: the Pathways JobSet that trains, and a Job each for export and evaluation. Pure."""

@@ -1,14 +1,15 @@
-"""The head: one pod with the trainer, and beside it Pathways' resource manager and proxy. Pure."""
+"""The head: one pod with the trainer, and Pathways' resource manager and proxy as sidecars. Pure."""
 
 from __future__ import annotations
 
+from ....runs.errors import final_codes
 from ....runs.spec import images, patch_rules, plan
 from ....runs.spec.images import pathways_image
 from ....runs.spec.plan import Plan
 from ....runs.spec.run_spec import RunSpec
 from .. import names
+from ..k8s_json import Json
 from . import manifest_common, patches
-from .manifest_common import Json
 
 PROXY_PORT = 29000
 MANAGER_PORT = 29001
@@ -17,12 +18,12 @@ _GRACE = 300  # seconds from SIGTERM to SIGKILL: the trainer saves in it
 
 
 def job(spec: RunSpec, made: Plan) -> Json:
-    """The template of the head's Job."""
-    values = list(manifest_common.FINAL)
+    """The Job template of the replicated Job `pathways-head`, with the patch `gke.head` merged in."""
+    values = final_codes("trainer")
     return {
         "metadata": {"labels": manifest_common.labels(spec, "head")},
         "spec": {
-            "backoffLimit": 0,  # the JobSet restarts a head that died, with its workers
+            "backoffLimit": 0,  # JobSet restarts a head that died, and its workers with it
             "completionMode": "Indexed",
             "completions": 1,
             "parallelism": 1,
@@ -40,7 +41,7 @@ def job(spec: RunSpec, made: Plan) -> Json:
 
 
 def scratch(made: Plan) -> str:
-    """The argument that names Pathways' own folder, below the run directory."""
+    """The argument for Pathways' own folder, `pathways/` in the run directory."""
     return f"--gcs_scratch_location={made.uri}/pathways"
 
 
@@ -48,8 +49,11 @@ def _pod(spec: RunSpec, made: Plan) -> Json:
     return {
         "metadata": {
             "labels": manifest_common.labels(spec, "head"),
-            # Two heads on a node would fight over the ports.
-            "annotations": {manifest_common.EXCLUSIVE: "kubernetes.io/hostname", **manifest_common.STAY},
+            # One head a node: heads use the host's network and the same ports.
+            "annotations": {
+                manifest_common.EXCLUSIVE_TOPOLOGY: "kubernetes.io/hostname",
+                **manifest_common.NOT_EVICTED,
+            },
         },
         "spec": {
             "restartPolicy": "Never",
@@ -69,7 +73,7 @@ def _trainer(spec: RunSpec, made: Plan) -> Json:
         "JAX_BACKEND_TARGET": f"grpc://localhost:{PROXY_PORT}",
         "IFRT_PROXY_USE_INSECURE_GRPC_CREDENTIALS": "true",
         "XCLOUD_ENVIRONMENT": "GCP",
-        "ELASTIC_TPU_PATHWAYS_JAX": images.TRAINER_JAX,  # of the tags; the trainer refuses an image with another
+        "ELASTIC_TPU_PATHWAYS_JAX": images.TRAINER_JAX,  # that of the Pathways tags; the trainer refuses another one
     }
     if made.persistence:
         variables["ENABLE_PATHWAYS_PERSISTENCE"] = "1"
@@ -116,7 +120,7 @@ def _proxy(spec: RunSpec, made: Plan) -> Json:
         f"--server_port={PROXY_PORT}",
         f"--resource_manager_address=$(PATHWAYS_HEAD):{MANAGER_PORT}",
         scratch(made),
-        # All of them: whether enough are left is the trainer's to decide (slices.min), not a reason to end the proxy.
+        # All slices may be lost without ending the proxy: the trainer decides whether enough are left (slices.min).
         f"--num_elastic_slices={made.slices}",
         f"--virtual_slices={slices}",
     ]

@@ -1,26 +1,31 @@
-"""The objects of a run, as Kubernetes takes them: the JobSet that trains, and a Job for export and for evaluation.
+"""The objects of a run as Kubernetes gets them: the JobSet that trains, and a Job each for export and evaluation.
 
-Pure: from a checked spec and its plan to plain data, so that `elastic-tpu plan --manifests` shows what will be sent.
+Pure: from a validated spec and its plan to JSON, so that `elastic-tpu plan --manifests` shows what will be sent.
 """
 
 from __future__ import annotations
 
 import math
 
-from ....runs.errors import ExitCode
+from ....runs.errors import final_codes
 from ....runs.spec import patch_rules, tpu
 from ....runs.spec.plan import Plan
 from ....runs.spec.run_spec import GkeJob, RunSpec
 from ...base import Job
 from .. import names
+from ..k8s_json import Json
 from . import head, manifest_common, patches, worker
-from .manifest_common import Json
 
-_RETRIES = 3  # of a plain Job; a preempted node is none of them
+_RETRIES = 3  # of a plain Job; pods that are evicted or lose their node do not count
 
 
 def jobset(spec: RunSpec, made: Plan) -> Json:
-    """The JobSet of a run: the head, and a replica of the worker Job for each slice."""
+    """The JobSet of a run: the head, and a replica of the worker Job for each slice.
+
+    Args:
+      spec: validated, platform gke.
+      made: the plan of this spec.
+    """
     queue = {patch_rules.QUEUE: spec.slices.queue} if spec.slices.queue else {}
     return {
         "apiVersion": "jobset.x-k8s.io/v1alpha2",
@@ -30,11 +35,11 @@ def jobset(spec: RunSpec, made: Plan) -> Json:
             "startupPolicy": {"startupPolicyOrder": "InOrder"},
             "successPolicy": {"operator": "All", "targetReplicatedJobs": [names.HEAD]},
             "failurePolicy": {
-                "maxRestarts": min(spec.patience.head_restarts, manifest_common.MOST),
+                "maxRestarts": min(spec.recovery_limits.head_restarts, manifest_common.INT32_MAX),
                 "restartStrategy": "Recreate",
                 "rules": [
                     {
-                        "name": "trainerEnded",  # for good, by its exit code
+                        "name": "trainerEnded",  # with one of `final_codes("trainer")`
                         "action": "FailJobSet",
                         "onJobFailureReasons": ["PodFailurePolicy"],
                         "targetReplicatedJobs": [names.HEAD],
@@ -53,7 +58,7 @@ def jobset(spec: RunSpec, made: Plan) -> Json:
 
 
 def job(spec: RunSpec, made: Plan, wanted: Job) -> Json:
-    """The Job of an export or an evaluation: on CPU, or on one TPU host."""
+    """The Job of an export or an evaluation, on CPU or on one TPU host (`gke.jobs.<name>`). Arguments as `jobset`."""
     on_tpu = _settings(spec, wanted.name).hardware == "tpu"
     queue = {patch_rules.QUEUE: spec.slices.queue} if spec.slices.queue and on_tpu else {}
     return {
@@ -71,7 +76,7 @@ def job(spec: RunSpec, made: Plan, wanted: Job) -> Json:
                         "onExitCodes": {
                             "containerName": names.TRAINER,
                             "operator": "In",
-                            "values": sorted({*manifest_common.FINAL, int(ExitCode.GATE_FAILED)}),
+                            "values": final_codes("job"),
                         },
                     },
                     {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]},
@@ -84,7 +89,7 @@ def job(spec: RunSpec, made: Plan, wanted: Job) -> Json:
 
 
 def documents(spec: RunSpec, made: Plan) -> list[Json]:
-    """Every object that a run creates, in the order of its stages."""
+    """All objects that a run creates, in the order of its stages. Arguments as `jobset`."""
     switched_on: dict[str, object] = {"export": spec.export, "evaluate": spec.evaluate}
     later = [name for name, on in switched_on.items() if on]
     return [
@@ -103,7 +108,7 @@ def _metadata(spec: RunSpec, made: Plan, name: str, more: dict[str, str], role: 
 
 
 def _ttl(spec: RunSpec) -> int:
-    return min(math.ceil(manifest_common.section(spec).ttl), manifest_common.MOST)
+    return min(math.ceil(manifest_common.section(spec).ttl), manifest_common.INT32_MAX)
 
 
 def _settings(spec: RunSpec, name: str) -> GkeJob:
@@ -133,7 +138,7 @@ def _job_pod(spec: RunSpec, made: Plan, wanted: Job) -> Json:
         }
         pod["tolerations"] = capacity["tolerations"]
         if not settings.command:
-            variables["JAX_PLATFORMS"] = "tpu"  # an image without libtpu must fail, and not compute on the host's CPU
+            variables["JAX_PLATFORMS"] = "tpu"  # an image without libtpu must fail instead of computing on the CPU
     else:
         variables["JAX_PLATFORMS"] = "cpu"
     pod["containers"] = [
@@ -147,6 +152,9 @@ def _job_pod(spec: RunSpec, made: Plan, wanted: Job) -> Json:
         }
     ]
     return {
-        "metadata": {"labels": manifest_common.labels(spec, wanted.name), "annotations": dict(manifest_common.STAY)},
+        "metadata": {
+            "labels": manifest_common.labels(spec, wanted.name),
+            "annotations": dict(manifest_common.NOT_EVICTED),
+        },
         "spec": pod,
     }

@@ -1,50 +1,44 @@
-"""What the manifests of head, workers and Jobs have in common. Pure."""
+"""What the manifests of head, workers and Jobs have in common: labels, variables, ports, placement. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any
 
-from ....runs.errors import ExitCode
 from ....runs.spec import gke_rules, patch_rules
 from ....runs.spec.gke_spec import Pathways
 from ....runs.spec.run_spec import Gke, RunSpec
 from .. import names
+from ..k8s_json import Json
 
-Json = dict[str, Any]
-
-MOST = 2**31 - 1  # of what Kubernetes counts in 32 bits
+INT32_MAX = 2**31 - 1  # the greatest value of Kubernetes' counters and seconds
 MANAGED_BY = {"app.kubernetes.io/managed-by": "elastic-tpu"}
-EXCLUSIVE = "alpha.jobset.sigs.k8s.io/exclusive-topology"
-STAY = {"cluster-autoscaler.kubernetes.io/safe-to-evict": "false"}
+EXCLUSIVE_TOPOLOGY = "alpha.jobset.sigs.k8s.io/exclusive-topology"
+NOT_EVICTED = {"cluster-autoscaler.kubernetes.io/safe-to-evict": "false"}
 COORDINATOR = "metadata.labels['jobset.sigs.k8s.io/coordinator']"
 TPU_TOLERATION = {"key": patch_rules.TPU, "operator": "Exists"}
 
-# Only a relaunch can cure 75, 143 and a signal; these say that it would not.
-FINAL = tuple(map(int, (ExitCode.BAD_INPUT, ExitCode.BUG, ExitCode.ENDED_ON_REQUEST, ExitCode.LIMIT_SPENT)))
-
 
 def section(spec: RunSpec) -> Gke:
-    """The section that platform gke requires."""
-    assert spec.gke is not None, "a spec for gke was not checked"
+    """The spec's section `gke`, which platform gke requires."""
+    assert spec.gke is not None, "platform gke without section gke: the spec was not validated"
     return spec.gke
 
 
 def pathways(spec: RunSpec) -> Pathways:
-    """The images that platform gke requires."""
+    """The spec's `gke.pathways`: names and tag of the Pathways images."""
     found = section(spec).pathways
-    assert found is not None, "a spec for gke was not checked"
+    assert found is not None, "platform gke without gke.pathways: the spec was not validated"
     return found
 
 
 def labels(spec: RunSpec, role: str = "") -> dict[str, str]:
-    """Labels of an object of the run: the user's, and those by which it is found."""
+    """Labels of an object of the run: the user's `run.labels`, and ours, by which the object is found."""
     ours = {**MANAGED_BY, names.RUN_ID: spec.run_id}
     return {**spec.run.labels, **ours, **({names.ROLE: role} if role else {})}
 
 
 def env(variables: Mapping[str, str | Json]) -> list[Json]:
-    """Environment variables: text is a value, anything else where it comes from."""
+    """`env` of a container, from name -> value (a string), or name -> `valueFrom` (a mapping)."""
     return [
         {"name": name, "value": source} if isinstance(source, str) else {"name": name, "valueFrom": source}
         for name, source in variables.items()
@@ -52,12 +46,12 @@ def env(variables: Mapping[str, str | Json]) -> list[Json]:
 
 
 def field(path: str) -> Json:
-    """A variable's source: a field of its own pod."""
+    """`valueFrom` of a variable that takes a field of its own pod."""
     return {"fieldRef": {"fieldPath": path}}
 
 
 def secrets(spec: RunSpec) -> dict[str, str | Json]:
-    """The run's secrets, by reference."""
+    """The spec's `secrets` for `env`: name -> reference to the Kubernetes Secret. No value is read."""
     return {
         name: {"secretKeyRef": {"name": reference.secret, "key": reference.key}}
         for name, reference in spec.secrets.items()
@@ -65,19 +59,19 @@ def secrets(spec: RunSpec) -> dict[str, str | Json]:
 
 
 def ports(numbers: Iterable[int]) -> list[Json]:
-    """TCP ports of a container."""
+    """`ports` of a container, all TCP."""
     return [{"containerPort": number, "protocol": "TCP"} for number in numbers]
 
 
 def placement(spec: RunSpec) -> Json:
-    """Where a pod of the run may be and as whom, as part of its spec."""
+    """Service account and priority class of a pod of the run, as part of the pod's spec."""
     gke = section(spec)
     priority = {"priorityClassName": gke.priority_class} if gke.priority_class else {}
     return {"serviceAccountName": gke.service_account, **priority}
 
 
 def capacity(spec: RunSpec) -> Json:
-    """Selectors and tolerations of the TPU nodes that the spec pays for, as part of a pod's spec."""
+    """`nodeSelector` and `tolerations` for `slices.capacity` and `slices.reservation`, as part of a pod's spec."""
     selector: dict[str, str] = {}
     tolerations = [TPU_TOLERATION]
     kind = spec.slices.capacity

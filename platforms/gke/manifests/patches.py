@@ -1,6 +1,6 @@
-"""The user's patches merged into a pod template.
+"""Merges the user's patches (`gke.head`, `gke.worker`, `gke.jobs.<name>.patch`) into a pod template. Pure.
 
-What they must not touch is refused with the spec (runs/spec/patch_rules.py), before anything is created.
+Patches of protected fields are refused with the spec (runs/spec/patch_rules.py), before anything is created.
 """
 
 from __future__ import annotations
@@ -10,14 +10,19 @@ from collections.abc import Mapping
 from typing import Any
 
 from ....runs.spec.patch_rules import identities
+from ..k8s_json import Json
 
 
-def merge(template: Mapping[str, Any], patch: Mapping[str, Any]) -> dict[str, Any]:
-    """A new template: mappings merged, lists of named things merged by name, other values replaced, null deletes."""
+def merge(template: Mapping[str, Any], patch: Mapping[str, Any]) -> Json:
+    """The template with the patch applied; neither argument is changed.
+
+    Mappings are merged, lists of named items (containers, env, volumes, ports, ...) are merged item by item, other
+    values are replaced, null deletes.
+    """
     return _mapping(template, patch, "")
 
 
-def _mapping(below: Mapping[str, Any], above: Mapping[str, Any], container: str) -> dict[str, Any]:
+def _mapping(below: Mapping[str, Any], above: Mapping[str, Any], container: str) -> Json:
     merged = copy.deepcopy(dict(below))
     for key, value in above.items():
         if value is None:
@@ -37,7 +42,7 @@ def _value(below: Any, above: Any, field: str, container: str) -> Any:
         return copy.deepcopy(above)
     merged, places = list(below or []), {name: place for place, name in enumerate(old)}
     for name, item in zip(new, above, strict=True):
-        # A variable has one source: a value merged into a reference would have two, which Kubernetes refuses.
+        # A variable is replaced whole: `value` merged into `valueFrom` would be two sources, which Kubernetes refuses.
         whole = field == "env" or not isinstance(item, dict)
         place = places.pop(name, None) if whole else places.setdefault(name, len(merged))
         if place is None or place == len(merged):

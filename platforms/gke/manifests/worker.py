@@ -1,4 +1,4 @@
-"""A slice: one Job of as many pods as the slice has VMs, each with a Pathways worker. Pure."""
+"""A slice: one Job with a pod for each VM, and a Pathways worker in each pod. Pure."""
 
 from __future__ import annotations
 
@@ -7,21 +7,22 @@ from ....runs.spec.images import pathways_image
 from ....runs.spec.plan import Plan
 from ....runs.spec.run_spec import RunSpec
 from .. import names
+from ..k8s_json import Json
 from . import manifest_common, patches
 from .head import MANAGER_PORT, scratch
-from .manifest_common import Json
 
 WORKER_PORT = 29005
 _SHARED = "/tmp/shared-memory"
-_LOST_PODS = 50  # of one VM of a slice, in a row; the trainer deletes a lost slice's Job long before
+_LOST_PODS = 50  # failed pods that a VM of a slice may have; the trainer deletes a lost slice's Job long before
 
 
 def job(spec: RunSpec, made: Plan) -> Json:
-    """The template of a slice's Job."""
+    """The Job template of the replicated Job `pathways-worker`, with the patch `gke.worker` merged in."""
     return {
         "metadata": {"labels": manifest_common.labels(spec, "worker")},
         "spec": {
-            # Counted by pod: with one budget a Job, the loss of a slice of many VMs waits ten minutes for its return.
+            # Counted for each pod: with one count for the Job, the pods of a lost slice of many VMs would raise its
+            # back-off to ten minutes at once.
             "backoffLimitPerIndex": _LOST_PODS,
             "maxFailedIndexes": 0,
             "completionMode": "Indexed",
@@ -41,7 +42,7 @@ def _pod(spec: RunSpec, made: Plan) -> Json:
         "dnsPolicy": "ClusterFirstWithHostNet",
         "terminationGracePeriodSeconds": 60,
         **manifest_common.placement(spec),
-        "automountServiceAccountToken": False,  # a worker talks to Pathways and to the bucket, not to Kubernetes
+        "automountServiceAccountToken": False,  # a worker calls Pathways and the bucket, not Kubernetes
         "nodeSelector": {
             "cloud.google.com/gke-tpu-accelerator": made.shape.gke_accelerator_label,
             "cloud.google.com/gke-tpu-topology": made.shape.topology,
@@ -56,7 +57,7 @@ def _pod(spec: RunSpec, made: Plan) -> Json:
     return {
         "metadata": {
             "labels": manifest_common.labels(spec, "worker"),
-            "annotations": {manifest_common.EXCLUSIVE: own_place},
+            "annotations": {manifest_common.EXCLUSIVE_TOPOLOGY: own_place},
         },
         "spec": pod,
     }
@@ -95,7 +96,7 @@ def _worker(spec: RunSpec, made: Plan) -> Json:
 
 
 def _add_sidecar(spec: RunSpec, pod: Json) -> None:
-    """Python beside the worker, joined with it by shared memory."""
+    """Add the colocated-Python sidecar to a worker's pod, and the memory that both share."""
     pathways = manifest_common.pathways(spec)
     memory = {"name": "shared-memory", "mountPath": _SHARED}
     folder = manifest_common.env({"CLOUD_PATHWAYS_SIDECAR_SHM_DIRECTORY": _SHARED})

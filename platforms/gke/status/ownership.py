@@ -1,40 +1,44 @@
-"""Whose an object is, and whether it is still in use: pure, by its annotations and conditions."""
+"""Whether an object in the cluster is this run's (by its annotations), and whether it is still in use. Pure."""
 
 from __future__ import annotations
 
 from ....runs.errors import BadInput
 from ....runs.record.run import Run
 from .. import names
-from ..api.k8s_json import Raw, is_being_deleted
+from ..k8s_json import Json, is_being_deleted
 from . import state
 
 
-def is_ours(found: Raw, run: Run) -> bool:
-    """Whether an object was made for this run directory; another run may have got the same name."""
+def is_ours(found: Json, run: Run) -> bool:
+    """Whether an object was made for this run directory, and not for another run with the same name."""
     return _annotation(found, names.RUN_URI) == run.uri
 
 
-def require_ours(kind: str, found: Raw, run: Run, namespace: str) -> None:
-    """Raise BadInput, naming whose it is, unless the object is this run's and of this spec."""
-    name, of = found["metadata"]["name"], _annotation(found, names.RUN_URI)
+def require_ours(kind: str, found: Json, run: Run, namespace: str) -> None:
+    """Check that a JobSet or Job (`kind`) was made for this run directory, from this spec.
+
+    Raises:
+      BadInput: it is another run's, or was made from another spec; names whose it is.
+    """
+    name, owner = found["metadata"]["name"], _annotation(found, names.RUN_URI)
     if not is_ours(found, run):
         raise BadInput(
-            f"{kind} {name} in namespace {namespace} belongs to {of or 'somebody else'}; choose another run.name or "
+            f"{kind} {name} in namespace {namespace} belongs to {owner or 'somebody else'}; choose another run.name or "
             "gke.namespace"
         )
-    theirs = _annotation(found, names.SPEC_HASH)
-    if theirs != run.spec_hash:
+    found_hash = _annotation(found, names.SPEC_HASH)
+    if found_hash != run.spec_hash:
         raise BadInput(
-            f"{kind} {name} was created from another spec (hash {theirs or 'unknown'}, this one has {run.spec_hash}); "
-            "release it first, or give the run another name"
+            f"{kind} {name} was created from another spec (hash {found_hash or 'unknown'}, this run's is "
+            f"{run.spec_hash}); delete it first (`elastic-tpu release {run.uri}`), or choose another run.name"
         )
 
 
-def lives_on(found: Raw) -> bool:
-    """Whether it has not ended and nobody has deleted it."""
+def is_active(found: Json) -> bool:
+    """Whether a JobSet or Job has neither ended nor been deleted."""
     return not state.is_over(found) and not is_being_deleted(found)
 
 
-def _annotation(found: Raw, key: str) -> str | None:
+def _annotation(found: Json, key: str) -> str | None:
     value = (found["metadata"].get("annotations") or {}).get(key)
     return None if value is None else str(value)

@@ -14,7 +14,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from elastic_tpu.platforms.gke.status.state import Seen, look, look_job
+from elastic_tpu.platforms.gke.status.state import ClusterLook, look, look_job
 from elastic_tpu.runs.judge.verdict import Observation
 
 Json = dict[str, Any]
@@ -40,13 +40,13 @@ class Moment:
     events: list[Json]
     now: datetime
 
-    def look(self, later: float = 0.0) -> Seen:
+    def look(self, later: float = 0.0) -> ClusterLook:
         """The look at it, some seconds later."""
         return look(self.object, self.pods, self.events, self.now + timedelta(seconds=later))
 
     def look_job(self, later: float = 0.0) -> Observation:
         """The look at a plain Job."""
-        return look_job(self.object, self.pods, self.events, self.now + timedelta(seconds=later))
+        return look_job(self.object, self.pods, self.events, self.now + timedelta(seconds=later)).observation
 
     def status(self, part: str) -> Json:
         """The counts of a replicated Job."""

@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 
 import pytest
-from elastic_tpu.platforms.gke.api.errors import Asked, BeingDeleted, Expired, error_of, without_middle
+from elastic_tpu.platforms.gke.api.errors import BeingDeleted, ListingExpired, Operation, error_of, without_middle
 from elastic_tpu.runs.errors import BadInput, Changed, Exists, NotFound, Unreachable
 
 JOBSETS = "jobsets.jobset.x-k8s.io"
-ASKED = Asked("create", JOBSETS, "team", "demo-1")
+OPERATION = Operation("create", JOBSETS, "team", "demo-1")
 TAKEN = f'{JOBSETS} "demo-1" already exists'
 
 
@@ -46,7 +46,7 @@ TABLE = [
     (409, body(TAKEN, "AlreadyExists"), Exists, ["demo-1"]),
     (409, body(f"object is being deleted: {TAKEN}", "AlreadyExists"), BeingDeleted, ["being deleted"]),
     (409, body(UID, "Conflict"), Changed, ["does not match"]),
-    (410, body("The provided continue parameter is too old", "Expired"), Expired, ["too old"]),
+    (410, body("The provided continue parameter is too old", "ListingExpired"), ListingExpired, ["too old"]),
     (422, body("name must be no more than 63 bytes", "Invalid"), BadInput, ["no more than 63 bytes"]),
     (400, body('strict decoding error: unknown field "spec.foo"', "BadRequest"), BadInput, ["spec.foo"]),
     (422, body(IMMUTABLE, "Invalid"), BadInput, ["vjobset.kb.io", "spec.replicatedJobs", "field is immutable"]),
@@ -61,7 +61,7 @@ TABLE = [
 
 @pytest.mark.parametrize(("code", "answer", "kind", "says"), TABLE)
 def test_each_answer_names_who_must_act_and_says_why(code: int, answer: bytes, kind: type, says: list[str]) -> None:
-    error = error_of(code, answer, ASKED, login="log in to it")
+    error = error_of(code, answer, OPERATION, login="log in to it")
     assert type(error) is kind
     for text in says:
         assert text in str(error)

@@ -15,7 +15,8 @@ from typing import Any
 import kubernetes
 import pytest
 import urllib3
-from elastic_tpu.platforms.gke.api.cluster import RETRIES, Cluster, Retries
+from elastic_tpu.platforms.gke.api.cluster import Cluster
+from elastic_tpu.platforms.gke.api.connection import RETRIES, Retries
 from elastic_tpu.platforms.gke.api.errors import BeingDeleted
 from elastic_tpu.platforms.gke.api.preflight import LAUNCHER, Rule
 from elastic_tpu.runs.errors import BadInput, Changed, Exists, Unreachable
@@ -428,9 +429,7 @@ def test_a_right_that_was_there_before_is_unknown_not_a_verdict(api: ScriptedApi
         create(cluster)
 
 
-def test_a_refused_look_of_a_login_that_was_served_before_is_no_verdict(
-    api: ScriptedApi, cluster: Cluster
-) -> None:
+def test_a_refused_look_of_a_login_that_was_served_before_is_no_verdict(api: ScriptedApi, cluster: Cluster) -> None:
     assert read(cluster)
     api.answers = [REFUSED]
     looks: list[Call] = [lambda c: c.list_pods("x"), Cluster.list_events, lambda c: c.pod_log("p", "trainer", 9)]
@@ -489,7 +488,7 @@ def test_whether_a_service_account_is_there(api: ScriptedApi, cluster: Cluster) 
 
 
 def test_looking_at_a_cluster_does_not_pay_for_the_clients_import() -> None:
-    rooms = ("cluster", "observer", "preflight", "errors")
+    rooms = ("cluster", "connection", "observer", "preflight", "errors")
     modules = ", ".join(f"elastic_tpu.platforms.gke.api.{room}" for room in rooms)
     code = f"import sys, {modules}; sys.exit('kubernetes' in sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)

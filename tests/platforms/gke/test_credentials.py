@@ -21,7 +21,8 @@ import pytest
 import yaml
 from elastic_tpu.platforms.gke.api import credentials
 from elastic_tpu.platforms.gke.api.cluster import Cluster
-from elastic_tpu.platforms.gke.api.credentials import Surroundings, connect, server_of, surroundings
+from elastic_tpu.platforms.gke.api.credentials import Surroundings, connect, surroundings
+from elastic_tpu.platforms.gke.api.google_login import server_of
 from elastic_tpu.runs.errors import BadInput, Unreachable
 from elastic_tpu.runs.spec.run_spec import Gke
 from elastic_tpu.runs.store.open import open_store
@@ -414,7 +415,7 @@ def test_the_endpoint_that_was_asked_for(
 
 @pytest.mark.parametrize("endpoint", ["private", "dns"])
 def test_an_endpoint_that_the_cluster_lacks_is_named(tls: tuple[Path, Path], endpoint: str) -> None:
-    with pytest.raises(BadInput, match=rf"gke\.endpoint: '{endpoint}', cluster tpus has none"):
+    with pytest.raises(BadInput, match=rf"gke\.endpoint: '{endpoint}', cluster tpus has no such endpoint"):
         server_of(described(tls[0], "34.1.1.1"), Gke.model_validate({"cluster": "tpus", "endpoint": endpoint}))
 
 

@@ -124,7 +124,7 @@ REFUSED: list[tuple[str, Json, str]] = [
     (
         "worker",
         {"metadata": {"labels": {"elastic-tpu.dev/run-id": "mine"}}},
-        "gke.worker.metadata.labels.elastic-tpu.dev/run-id: is how the run is found; leave it out",
+        "gke.worker.metadata.labels.elastic-tpu.dev/run-id: is reserved; leave it out",
     ),
     ("head", {"spec": {"restartPolicy": "OnFailure"}}, "gke.head.spec.restartPolicy: must stay Never"),
     ("worker", {"spec": {"restartPolicy": "Never"}}, "gke.worker.spec.restartPolicy: must stay OnFailure"),
@@ -144,11 +144,11 @@ REFUSED: list[tuple[str, Json, str]] = [
     ("head", main(command=["bash"]), "gke.head.spec.containers.trainer.command: is set by the product; leave it out"),
     ("head", main(args=["-v"]), "gke.head.spec.containers.trainer.args: is set by the product; leave it out"),
     ("head", main(image="x:1"), "gke.head.spec.containers.trainer.image: is set by the product; use gke.image"),
-    ("head", main(env=None), "gke.head.spec.containers.trainer.env: must stay, with JAX_PLATFORMS in it; name only"),
+    ("head", main(env=None), "gke.head.spec.containers.trainer.env: must stay, with JAX_PLATFORMS in it; patch only"),
     (
         "head",
         main(env=[{"name": "JAX_PLATFORMS", "value": "cpu"}]),
-        "gke.head.spec.containers.trainer.env.JAX_PLATFORMS: is how the parts of the run find one another",
+        "gke.head.spec.containers.trainer.env.JAX_PLATFORMS: is set by the product: the parts of the run find",
     ),
     (
         "head",
@@ -244,6 +244,7 @@ _junk = st.recursive(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=300, deadline=None)
 @given(st.sampled_from(["head", "worker", "jobs.evaluate.patch"]), st.dictionaries(_keys, _junk, max_size=3))
 def test_junk_is_refused_or_merged(place: str, patch: Json) -> None:

@@ -12,7 +12,7 @@ from elastic_tpu.runs.spec.load import check
 from elastic_tpu.runs.spec.plan import make_plan
 from elastic_tpu.tests.platforms.gke.golden_cases import GOLDEN
 
-theirs_module = pytest.importorskip("pathwaysutils.experimental.gke.jobset", reason="pathwaysutils is not installed")
+pytestmark = pytest.mark.slow  # importing pathwaysutils takes seconds
 
 Json = dict[str, Any]
 HEAD_POD = "head.spec.template"
@@ -106,12 +106,13 @@ def covered(path: str) -> str | None:
 
 def rendered(name: str) -> tuple[Json, Json]:
     """Our JobSet and theirs of the same run."""
+    theirs = pytest.importorskip("pathwaysutils.experimental.gke.jobset", reason="pathwaysutils is not installed")
     spec = check(GOLDEN[name])
     plan = make_plan(spec)
     ours = manifest.jobset(spec, plan)
     assert spec.gke is not None
     assert spec.gke.pathways is not None
-    jobset = theirs_module.PathwaysJobSet(
+    jobset = theirs.PathwaysJobSet(
         name=spec.run_id,
         namespace=spec.gke.namespace,
         pathways_dir=f"{spec.uri}/pathways",

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from elastic_tpu.platforms.gke.pod_api import Away, PodApi
-from elastic_tpu.platforms.gke.slices import GkeSlices, Seen, Tracked, look
+from elastic_tpu.platforms.gke.pod_api import NoAnswer, PodApi
+from elastic_tpu.platforms.gke.slices import GkeSlices, JobLook, Tracked, look
 from elastic_tpu.tests.support import until
 
 RUN, VMS = "run-1", 4
@@ -72,7 +72,7 @@ def test_what_a_job_says_about_its_slice(document: dict[str, Any], state: str, s
 # ---- what is done about it
 
 
-def steps(*looks: tuple[float, Seen | None]) -> list[str]:
+def steps(*looks: tuple[float, JobLook | None]) -> list[str]:
     """What a slice does at each look: `lost`, `back` and `delete`, which succeeds; "" is nothing."""
     slice_, done = Tracked(), []
     for now, seen in looks:
@@ -84,8 +84,8 @@ def steps(*looks: tuple[float, Seen | None]) -> list[str]:
     return done
 
 
-def seen(state: Any, uid: str = "a") -> Seen:
-    return Seen(uid, state, "")
+def seen(state: Any, uid: str = "a") -> JobLook:
+    return JobLook(uid, state, "")
 
 
 @pytest.mark.parametrize(
@@ -119,12 +119,12 @@ def seen(state: Any, uid: str = "a") -> Seen:
         ([(0, seen("up")), (1, seen("suspended")), (2, seen("short")), (3, seen("up"))], ["", "", "", ""]),
     ],
 )
-def test_what_is_done_about_a_slice(looks: list[tuple[float, Seen | None]], done: list[str]) -> None:
+def test_what_is_done_about_a_slice(looks: list[tuple[float, JobLook | None]], done: list[str]) -> None:
     assert steps(*looks) == done
 
 
 def test_a_slice_that_cannot_live_is_left_to_its_back_off() -> None:
-    looks: list[tuple[float, Seen | None]] = []
+    looks: list[tuple[float, JobLook | None]] = []
     for number in range(40):
         looks += [(number * 6, seen("up", str(number))), (number * 6 + 3, seen("short", str(number)))]
     assert sum("delete" in done for done in steps(*looks)) == 20
@@ -376,7 +376,7 @@ def test_a_slice_that_comes_back_has_its_refusals_forgotten() -> None:
     assert slice_.should_delete(900.0)
     assert not slice_.refused(900.0)
     assert not slice_.should_delete(900.1), "not a hundred times a second"
-    slice_.api_was_away()
+    slice_.api_was_silent()
     assert not slice_.refused(960.0)
     assert slice_.should_delete(970.0)
     assert slice_.refused(970.0)
@@ -418,7 +418,7 @@ def test_an_api_that_is_away_for_days_is_asked_still(caplog: pytest.LogCaptureFi
             there.wait(60)
             if len(looks) < 1100:
                 slices.ask_back(())  # do not wait
-            raise Away("gone")
+            raise NoAnswer("gone")
 
     slices = GkeSlices(RUN, 1, api=Gone({}), interval=30.0)
     there.set()
@@ -544,10 +544,10 @@ def test_a_loss_that_shows_late_is_waited_for(api: Api, opened: Callable[..., Op
     slices, _ = ready(opened)
     slices.hold({0, 1})
     began = time.monotonic()
-    assert slices.lost(patience=0.2) == frozenset()
+    assert slices.lost(timeout=0.2) == frozenset()
     assert time.monotonic() - began >= 0.2
     threading.Timer(0.2, api.change, (1, job("b", 0, 0))).start()
-    assert slices.lost(patience=30) == {1}
+    assert slices.lost(timeout=30) == {1}
     assert time.monotonic() - began < 20
 
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import random
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
 from elastic_tpu.platforms.base import SliceState
 from elastic_tpu.platforms.gke.api.observer import trim
-from elastic_tpu.platforms.gke.status.state import is_over, look, look_job, needs_detail, stuck, stuck_head
+from elastic_tpu.platforms.gke.status.state import is_over, look, look_job, needs_detail
+from elastic_tpu.platforms.gke.status.stuck_pods import stuck, stuck_head
 from elastic_tpu.runs.judge.verdict import Observation, judge
 from elastic_tpu.tests.platforms.gke.objects import Moment, ended, names, recorded
 
@@ -63,14 +64,14 @@ DETAILS = {
     "slice_lost": "1 of 2 slices ready (not ready: slice 1)",
     "restarting": "the head is being started again (restart 1 of 2); trainer exited 75",
     "exit_70": "trainer exited 70",
-    "budget": "slice 1 failed more often than it may (pathways-worker exited 1)",
+    "budget": "slice 1 failed more often than its Job allows (pathways-worker exited 1)",
     "restarts_spent_oom": "trainer ran out of memory and was killed; all 2 restarts are spent; raise the memory of "
     "container trainer in gke.head",
     "head_gone": "the head ended and its pod is gone: ReachedMaxRestarts: jobset failed due to reaching max number of "
     "restarts (first failed job: hgone-pathways-head-0)",
     "deleting": "JobSet del is being deleted",
     "head_drained": "the head is ending",
-    "suspended_later": "suspended (spec.suspend) and in no queue: somebody must resume it",
+    "suspended_later": "JobSet run is suspended and in no queue; set its spec.suspend to false to resume it",
 }
 
 
@@ -161,7 +162,7 @@ def test_a_suspension_without_its_condition_has_just_begun(status: bool, at: str
     assert moment.look(later=60).observation.waited == waited
 
 
-def test_one_that_is_put_back_before_all_slices_were_there_again_has_not_waited_since_the_first_time() -> None:
+def test_a_jobset_suspended_before_all_slices_were_back_has_just_begun_to_wait() -> None:
     moment = recorded("resuming")  # and trains for hours with some of them
     moment.object["spec"]["suspend"] = True
     assert moment.look(later=7200).observation.waited == 0
@@ -222,14 +223,14 @@ def test_a_resumed_run_waits_for_its_head_since_that_was_made() -> None:
     moment = recorded("resuming")
     head_is(moment, 3600)
     observed = moment.look(later=3610).observation
-    assert (observed.state, observed.evidence["trainer_lives"], observed.waited) == ("starting", False, 10)
+    assert (observed.state, observed.trainer_lives, observed.waited) == ("starting", False, 10)
     head_is(moment, None)
     assert moment.look(later=3610).observation.waited == 0
 
 
 def test_since_when_all_slices_are_ready_is_forgotten_when_one_is_lost() -> None:
-    assert recorded("running").look().observation.evidence["running_since"] == "2026-11-29T20:35:53+00:00"
-    assert "running_since" not in recorded("slice_lost").look().observation.evidence
+    assert recorded("running").look().observation.running_since == datetime(2026, 11, 29, 20, 35, 53, tzinfo=UTC)
+    assert recorded("slice_lost").look().observation.running_since is None
 
 
 # -- suspension ----------------------------------------------------------------------------------------------------
@@ -246,7 +247,7 @@ def test_a_jobset_in_a_queue_says_what_the_queue_says() -> None:
     assert moment.look().observation.detail == told
 
 
-def test_one_that_was_let_go_and_put_back_before_its_slices_were_ready_is_queued_again() -> None:
+def test_a_jobset_resumed_and_suspended_before_its_slices_were_ready_is_queued() -> None:
     moment = recorded("no_pool")
     moment.object["spec"]["suspend"] = True
     assert moment.look().observation.state == "queued"
@@ -352,12 +353,11 @@ def test_a_worker_that_crashes_over_and_over_says_how() -> None:
 def test_the_exit_of_a_head(code: int, reason: str, seen: int, act: str) -> None:
     moment = recorded("exit_70")
     moment.container("head", "trainer")["state"] = ended(code, reason)
-    observed = moment.look().observation
+    look = moment.look()
+    observed, failed = look.observation, look.failed
     assert observed.exit_code == seen
-    assert (observed.evidence["pod"], observed.evidence["container"]) == (
-        moment.pod("head")["metadata"]["name"],
-        "trainer",
-    )
+    assert failed is not None
+    assert (failed.pod, failed.container) == (moment.pod("head")["metadata"]["name"], "trainer")
     assert judge("train", observed, None, proven=False).act == act
 
 
@@ -473,7 +473,7 @@ def test_a_head_on_a_silent_node_is_found_half_a_minute_after_its_grace() -> Non
     assert moment.now.isoformat() == "2026-11-29T20:46:14+00:00"
     assert stuck_head(moment.pods, moment.now + timedelta(seconds=27 + 29)) is None
     assert stuck_head(moment.pods, moment.now + timedelta(seconds=27 + 31)) is pod
-    assert moment.look(later=58).observation.detail == "the head's pod does not end: node mute is silent"
+    assert moment.look(later=58).observation.detail == "the head's pod does not end: node mute does not answer"
 
 
 def test_a_stuck_worker_is_no_head() -> None:
@@ -489,10 +489,15 @@ JOBS: dict[str, tuple[str, int | None, bool, str]] = {
     "job_fresh": ("starting", None, False, ""),
     "job_running": ("running", None, False, ""),
     "job_complete": ("over", 0, False, ""),
-    "job_retry": ("over", 64, True, "trainer exited 64; it is being started again"),
+    "job_retry": ("over", 64, True, "trainer exited 64; the Job starts another pod"),
     "job_failed": ("over", 70, False, "trainer exited 70"),
     "job_deadline": ("over", 77, False, "the Job's activeDeadlineSeconds (2) is spent"),
-    "job_suspended": ("queued", None, False, "suspended (spec.suspend) and in no queue: somebody must resume it"),
+    "job_suspended": (
+        "queued",
+        None,
+        False,
+        "Job jsus is suspended and in no queue; set its spec.suspend to false to resume it",
+    ),
     "job_pending": (
         "starting",
         None,
@@ -510,7 +515,7 @@ def test_a_job(name: str) -> None:
 
 
 def test_no_job() -> None:
-    assert look_job(None, [], [], recorded("job_fresh").now) == Observation("absent")
+    assert look_job(None, [], [], recorded("job_fresh").now).observation == Observation("absent")
 
 
 def test_a_pod_that_replaces_another_after_hours_begins_anew() -> None:
@@ -547,12 +552,13 @@ def test_a_job_that_is_being_deleted_is_over() -> None:
 
 def test_a_job_out_of_memory_says_so() -> None:
     moment = recorded("job_failed")
+    moment.object["metadata"]["labels"] = {"elastic-tpu.dev/role": "export"}
     for pod in moment.pods:
         pod["status"]["containerStatuses"][0]["state"] = ended(137, "OOMKilled")
     observed = moment.look_job()
     assert (observed.exit_code, observed.detail) == (
         70,
-        "trainer ran out of memory and was killed; give the job more memory",
+        "trainer ran out of memory and was killed; raise gke.jobs.export.memory",
     )
 
 
