@@ -1,12 +1,12 @@
-"""The Airflow adapter: ONE deferrable operator and ONE trigger for every stage. Nothing is decided here.
+"""The Airflow adapter: one deferrable operator and one trigger for any stage. All decisions are the stage's.
 
     train = TrainElasticOperator(task_id="train", run="gs://acme-train/runs/qwen3-8b")
 
-The operator submits the stage in a worker and defers; the trigger looks at it from the triggerer, for days if need be,
-and changes nothing but the claim's renewal, so that two triggerers may run it at once. Back in a worker, the operator
-collects the proof. What a triggerer must know goes through `Submitted`, the term of the claim included: what is left of
-an older try can neither renew nor cancel what a newer try drives. Only a user's act cancels: a worker that is drained
-leaves its job to the next try, a triggerer that is restarted to the next triggerer.
+The operator submits the stage in a worker and defers. The trigger polls it in the triggerer, for days if need be; it
+only renews the claim, so two triggerers may run it at the same time. Then the operator collects the proof in a worker
+again. `Submitted` is all that a triggerer gets to know. The term of the claim is in it, so an older try can neither
+renew nor cancel what a newer try drives. Only a user's act cancels the job: a worker that is drained leaves it to the
+next try, a triggerer that is restarted to the next triggerer.
 """
 
 from __future__ import annotations
@@ -20,38 +20,40 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from typing import Any, Protocol
 
-from airflow.sdk import BaseOperator, Context
-from airflow.sdk.exceptions import AirflowException, AirflowFailException, TaskDeferred
-from airflow.triggers.base import BaseTrigger, TriggerEvent
-
-from ..runs.errors import ElasticTPUError, ExitCode, Infrastructure, Unreachable
+from ..runs.errors import ElasticTPUError, Infrastructure, Unreachable
+from ..runs.extras import needed
 from ..runs.judge.verdict import Verdict
 from ..stages.open import open_stage
 from ..stages.results import StageResult, error_of
+from ..stages.retry import waiting_text
 from ..stages.stage import Stage, Step
 from ..stages.steps import STEPS
 
-HOLDER = "{{ dag.dag_id }}/{{ run_id }}"
-"""Who drives a run, as a template: the DAG run, so all tasks of it act as one."""
+with needed("airflow", "an operator"):
+    from airflow.sdk import BaseOperator, Context
+    from airflow.sdk.exceptions import AirflowException, AirflowFailException, TaskDeferred
+    from airflow.triggers.base import BaseTrigger, TriggerEvent
 
-_RETRIED = (ExitCode.INFRASTRUCTURE, ExitCode.EVICTED)
+HOLDER = "{{ dag.dag_id }}/{{ run_id }}"
+"""Template of the holder: the DAG run, so that all its tasks have the same claim."""
+
 _XCOM_BYTES = 2000
-_TEXT = 1000  # characters of a reason that go through Airflow's database; whole in the run directory and the log
+_TEXT = 1000  # characters of a reason that go into Airflow's database; the log has all of it
 _NOT_OPEN = 15.0  # seconds between two tries to open a run
-_LAST_SECONDS = 4.0  # Airflow kills a task 5 s after it told it to end
-_SIGNAL_GRACE = 300.0  # seconds in which the next try's take undoes the stop of a try that a signal ended
+_LAST_SECONDS = 4.0  # Airflow sends SIGKILL 5 s after SIGTERM
+_SIGNAL_GRACE = 300.0  # seconds in which the next try can undo the stop of a try that a signal ended
 
 
 @dataclass(frozen=True)
 class Submitted:
-    """A submitted stage, as another process goes on with it. All of it is JSON.
+    """A submitted stage, for the process that goes on with it. All fields are JSON.
 
     Attributes:
       step: the step's name.
       run: URI of the run directory.
       holder: who drives the run.
       instance: the task and its try.
-      term: the term of the claim that the try got.
+      term: the claim's term that the try got.
       deadline: when `execution_timeout` is spent, in seconds since the epoch, or None.
     """
 
@@ -63,12 +65,12 @@ class Submitted:
     deadline: float | None
 
     def open(self) -> Stage:
-        """The stage, in the term that it was submitted in."""
+        """The stage, in the term in which it was submitted."""
         return open_stage(STEPS[self.step], self.run, self.holder, self.instance, term=self.term)
 
 
 class StageTrigger(BaseTrigger):
-    """Looks at a submitted stage until it is done, and fires one event: the verdict."""
+    """Polls a submitted stage until it is done, then fires one event with the verdict."""
 
     def __init__(
         self, *, step: str, run: str, holder: str, instance: str, term: int | None, deadline: float | None
@@ -80,13 +82,13 @@ class StageTrigger(BaseTrigger):
         self._told = ""
 
     def serialize(self) -> tuple[str, dict[str, Any]]:
-        """For Airflow's database."""
+        """Class path and arguments, for Airflow's database."""
         return f"{__name__}.{type(self).__name__}", asdict(self.submitted)
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
-        """Look until the stage is done or the time is up."""
+        """Poll until the stage is done or the deadline has passed."""
         while True:
-            # A stage's work is synchronous; a thread keeps the other triggers going.
+            # Stages are synchronous: in a thread they do not block the triggerer's event loop.
             verdict, wait = await asyncio.to_thread(self._look)
             left = float("inf") if self.submitted.deadline is None else self.submitted.deadline - time.time()
             if verdict.done or left <= 0:
@@ -95,22 +97,22 @@ class StageTrigger(BaseTrigger):
             await asyncio.sleep(min(wait, left))
 
     def _look(self) -> tuple[Verdict, float]:
-        """The verdict, and the seconds to wait if it is not done."""
+        """The verdict, and the seconds until the next look."""
         try:
             if self._stage is None:
                 self._stage = self.submitted.open()
             verdict = self._stage.poll()
         except Unreachable as error:
-            verdict = Verdict("running", reason=f"waiting for an answer: {error}")
+            verdict = Verdict("running", reason=waiting_text(error))
         except ElasticTPUError as error:
-            verdict = Verdict("done", "failed", code=int(error.code), reason=str(error))
+            verdict = Verdict.ended(error.code, str(error))
         if (told := f"{self.submitted.step}: {verdict.phase} {verdict.reason}".rstrip()) != self._told:
             self._told = told
             self.log.info(told)
         return verdict, self._stage.interval if self._stage else _NOT_OPEN
 
     async def on_kill(self) -> None:
-        """A user marked or cleared the task: ask the trainer to save and end, unless a newer try drives the run."""
+        """Cancel the stage if a user marked or cleared the task, unless a newer try drives the run."""
         await asyncio.to_thread(self._cancel)
 
     def _cancel(self) -> None:
@@ -118,7 +120,7 @@ class StageTrigger(BaseTrigger):
         try:
             state = None if task is None else _state_of(task)
         except Exception:
-            # A triggerer that the database lost sight of gives its triggers away and is told so in the same way.
+            # Airflow also calls this in a triggerer whose heartbeats were lost: another one takes over its triggers.
             self.log.exception("Airflow does not say why this trigger ends; nothing is cancelled")
             return
         if state == "deferred":
@@ -131,10 +133,10 @@ class StageTrigger(BaseTrigger):
 
 
 class StageOperator(BaseOperator):
-    """Submits a stage, defers while it goes on, and collects its proof.
+    """Submits a stage, defers while it runs, and collects its result.
 
-    `execution_timeout` counts from the start of the try; when it is spent the stage is cancelled and the task fails.
-    Without it a stage is bound by the limits of the spec alone.
+    `execution_timeout` counts from the start of the try. When it is spent, the stage is cancelled and the task fails.
+    Without it only the limits of the spec end a stage.
     """
 
     template_fields: Sequence[str] = ("run", "holder")
@@ -153,9 +155,9 @@ class StageOperator(BaseOperator):
         self._stopped = False
 
     def execute(self, context: Context) -> dict[str, Any]:
-        """Create or adopt. What is done already is collected at once."""
+        """Submit the stage and defer; what is complete already is collected at once."""
         task = context["ti"]
-        # Each try of each task is an instance of its own: tries of different tasks may have the same number.
+        # With the task's id: tries of different tasks have the same numbers.
         instance = f"{task.task_id} try {task.try_number}"
         with airflow_errors():
             stage = open_stage(self.step, self.run, self.holder, instance, tell=self.log.info)
@@ -165,21 +167,21 @@ class StageOperator(BaseOperator):
                 raise Infrastructure("this worker was told to end; the next try goes on with the run")
             if stage.poll().done:
                 return small(stage.collect())
-        uri = stage.uri or self.run  # not the spec's own: it may be edited while the task is deferred
+        uri = stage.uri or self.run  # not the spec: it may be edited while the task is deferred
         raise self._deferred(
             Submitted(self.step.name, uri, self.holder, instance, stage.term, self._deadline(task.start_date))
         )
 
     def resume(self, context: Context, event: dict[str, Any]) -> dict[str, Any]:
-        """Collect what the trigger saw done; a job that Airflow's user has limited in time is ended."""
+        """Collect the result, raise the verdict's error, or cancel the stage if `execution_timeout` is spent."""
         del context
         submitted, verdict = Submitted(**event["submitted"]), Verdict(**event["verdict"])
         with airflow_errors():
             if verdict.done and verdict.outcome != "complete":
-                if verdict.code == ExitCode.LIMIT_SPENT:
+                if verdict.limit:
                     with suppress(ElasticTPUError):
                         submitted.open().give_up()
-                raise error_of(verdict)  # not what a look says now: the job itself may be gone
+                raise error_of(verdict)  # the trigger's verdict: the job may be gone by now
             stage = submitted.open()
             if stage.poll().done:
                 return small(stage.collect())
@@ -192,15 +194,15 @@ class StageOperator(BaseOperator):
         raise self._deferred(submitted)
 
     def on_kill(self) -> None:
-        """Airflow ends this process: a user's act cancels, a worker that is drained leaves the job to the next try."""
-        # A thread, since the signal may have hit this one while it held a lock that the work here needs.
+        """Cancel the stage if a user ended the task; a worker that is drained leaves the job to the next try."""
+        # In a thread: the signal may have interrupted this one while it holds a lock that cancelling needs.
         thread = threading.Thread(target=self._cancel, daemon=True)
         thread.start()
         thread.join(_LAST_SECONDS)
 
     def _cancel(self) -> None:
         if self._acting is None or self._acting[0].term is None:
-            return  # nothing was begun
+            return  # nothing was submitted
         stage, task, instance = self._acting
         try:
             state = _state_of(task)
@@ -231,7 +233,7 @@ class StageOperator(BaseOperator):
 
 
 class _Task(Protocol):
-    """What names a task instance."""
+    """The parts of a task instance's key."""
 
     dag_id: str
     task_id: str
@@ -240,7 +242,7 @@ class _Task(Protocol):
 
 
 def _state_of(task: _Task) -> str | None:
-    """The state that Airflow has of a task now: None when it was cleared. Raises whatever Airflow's client does."""
+    """The task's state in Airflow's database now; None if it was cleared. Raises what Airflow's client raises."""
     from airflow.sdk.execution_time.task_runner import RuntimeTaskInstance
 
     index = -1 if task.map_index is None else task.map_index
@@ -252,13 +254,13 @@ def _state_of(task: _Task) -> str | None:
 
 
 def _event(submitted: Submitted, verdict: Verdict) -> dict[str, Any]:
-    """What the trigger fires; its evidence stays behind, since the event goes through Airflow's database."""
+    """What the trigger fires, without the evidence: the event is kept in Airflow's database."""
     record = {**verdict.record(), "reason": verdict.reason[:_TEXT], "evidence": {}}
     return {"submitted": asdict(submitted), "verdict": record}
 
 
 def small(result: StageResult) -> dict[str, Any]:
-    """A result for XCom, below 2 KB as JSON: values that do not fit are named and stay in the run directory."""
+    """A result for XCom, below 2 KB as JSON. Values that do not fit are only named (`left_in_run`)."""
     record: dict[str, Any] = {"stage": result.stage, "summary": result.summary[:_TEXT]}
     left: list[str] = []
     for key, value in result.values.items():
@@ -272,9 +274,9 @@ def small(result: StageResult) -> dict[str, Any]:
 
 @contextmanager
 def airflow_errors() -> Iterator[None]:
-    """Our errors as Airflow's: only what a relaunch resumes is retried (contracts.md 8)."""
+    """Raise our errors as Airflow's, so that only what a relaunch resumes is retried (docs/contracts.md 8)."""
     try:
         yield
     except ElasticTPUError as error:
-        kind = AirflowException if error.code in _RETRIED else AirflowFailException
+        kind = AirflowException if error.code.retried else AirflowFailException
         raise kind(f"{error} (code {int(error.code)}, {error.code.name.lower().replace('_', ' ')})") from error

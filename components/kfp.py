@@ -1,10 +1,10 @@
-"""The adapter for Kubeflow Pipelines, Vertex AI Pipelines and kfp.local: ONE loop that drives a stage.
+"""The adapter for Kubeflow Pipelines, Vertex AI Pipelines and kfp.local: one loop that drives any stage.
 
-Every component is a shell around `run_step`, which runs in the component's container (kfp.local: in a process of its
-own). It submits, looks until the stage is done, collects, and fills the artifacts that the component declares; what
-is right is decided by the stage. A step that fails ends with the exit code of its error (contracts.md 8), one that is
-told to end by SIGTERM writes a stop that a rescheduled one undoes, and exits with 143. SIGINT is ignored: a Ctrl-C
-reaches every process of a kfp.local pipeline, and only whoever started it acts.
+Every component only calls `run_step`, in its container (kfp.local: in a process of its own). `run_step` submits the
+stage, polls it until it is done, collects the result and fills the component's artifacts; all decisions are the
+stage's. A step that fails exits with the code of its error (docs/contracts.md 8). On SIGTERM it writes a stop, which
+the step undoes if it is scheduled again, and exits with 143. SIGINT is ignored: a Ctrl-C reaches every process of a
+kfp.local pipeline, and only the runner (pipelines/local.py) must act on it.
 """
 
 from __future__ import annotations
@@ -16,56 +16,68 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from .. import __version__
 from ..runs.errors import ElasticTPUError, ExitCode, Infrastructure, Unreachable
+from ..runs.extras import needed
+from ..runs.units import show_duration
 from ..stages.open import open_stage
 from ..stages.results import StageResult
-from ..stages.retry import patiently
+from ..stages.retry import until_answered
 from ..stages.stage import Stage, Step
-from ..stages.steps import PROVISION, RELEASE, STEPS, TRAIN
+from ..stages.steps import PROVISION, RELEASE, RELEASE_AT_END, STEPS, TRAIN
 from .step_files import INSTANCE, TAKE_OVER, Note, NoteFile
 
 if TYPE_CHECKING:
     from ..runs.record.run import Run
 
 IMAGE = f"elastic-tpu:{__version__}"
-"""The image of every component: this package of this very version, with its `kfp` extra."""
+"""The default image of every component: this version of the package, with its `kfp` extra."""
 
-_GRACE = 300.0  # seconds in which a rescheduled step undoes the stop of a signal: a drained node is not a user's wish
-_EVERY = 30.0  # seconds between lines of a log when nothing changes
+_GRACE = 300.0  # seconds in which a rescheduled step undoes the stop: SIGTERM may come from a drained node, not a user
+_EVERY = 30.0  # seconds between lines of the log when nothing changes
 _NOBODY = 0  # a term that no claim has
-_RELEASES = 4  # tries of a release: an orchestrator's own retry does not cover every failure
+_RELEASES = 4  # tries of a release: orchestrators do not retry an exit task after every kind of failure
 
 
 class Terminated(BaseException):
-    """SIGTERM came: whatever is under way ends, and there may be one second left."""
+    """SIGTERM arrived. Interrupts what is under way; SIGKILL may follow within a second."""
 
 
-def run_step(name: str, run: str, holder: str, *, model: Any = None, metrics: Any = None, report: Any = None) -> None:
+def run_step(
+    name: str,
+    run: str,
+    holder: str,
+    *,
+    last: bool = False,
+    model: Any = None,
+    metrics: Any = None,
+    report: Any = None,
+) -> None:
     """Drive a stage to its end, as the body of a component.
 
     Args:
       name: of the step: provision, train, release, export or evaluate.
-      run, holder: the component's two parameters (contracts.md 2).
-      model, metrics, report: its output artifacts (`dsl.Model`, `dsl.Metrics`, `dsl.HTML`), those that it has.
+      run, holder: the component's two parameters (docs/contracts.md 2).
+      last: of a release: see `SliceStep.last`.
+      model, metrics, report: the output artifacts that the component has: `dsl.Model`, `dsl.Metrics`, `dsl.HTML`.
 
     Raises:
-      SystemExit: the step failed; the code says who must act.
+      SystemExit: the step failed; the code is an `ExitCode`.
     """
-    step = STEPS[name]
+    step = RELEASE_AT_END if last else STEPS[name]
     with _signals():
         file = NoteFile(name)
         try:
             uri, result = _drive(step, run, holder)
             try:
-                patiently(lambda: _describe(uri, result, model, metrics, report), say)
+                until_answered(lambda: _describe(uri, result, model, metrics, report), say)
             except Unreachable as error:
-                say(f"warning: the artifacts are not filled: {error}")  # the stage is complete even so
+                say(f"warning: the artifacts are not filled: {error}")  # the stage is complete all the same
             note = Note(name, 0, "", result.summary, result.values)
         except Terminated:
             note = Note(name, int(ExitCode.EVICTED), "ended by SIGTERM")
@@ -80,25 +92,30 @@ def run_step(name: str, run: str, holder: str, *, model: Any = None, metrics: An
         raise SystemExit(note.code)
 
 
+def kfp_needed() -> AbstractContextManager[None]:
+    """Around a component's import of kfp: without the `kfp` extra it says how to install it. Raises MissingExtra."""
+    return needed("kfp", "a KFP component")
+
+
 def say(text: str) -> None:
-    """A line of the step's log."""
+    """Write a line to the step's log, stdout."""
     sys.stdout.write(f"{time.strftime('%H:%M:%S')}  {text}\n")
     sys.stdout.flush()
 
 
 def _drive(step: Step, run: str, holder: str) -> tuple[str | None, StageResult]:
-    """The stage to its end; the run's URI and the result."""
+    """Run the stage to its end; returns the run's URI and the result. A release is tried several times."""
     from tenacity import RetryCallState, Retrying, retry_if_exception_type, stop_after_attempt, wait_exponential
 
     def once() -> tuple[str | None, StageResult]:
-        stage = patiently(lambda: _open(step, run, holder), say)
+        stage = until_answered(lambda: _open(step, run, holder), say)
         return stage.uri, follow(stage, progress=lambda: _progress(stage))
 
     def tell(state: RetryCallState) -> None:
         say(f"{step.name}: {state.outcome.exception() if state.outcome else ''}; trying again")
 
     return Retrying(
-        stop=stop_after_attempt(_RELEASES if step is RELEASE else 1),
+        stop=stop_after_attempt(_RELEASES if step.name == RELEASE.name else 1),
         wait=wait_exponential(multiplier=2),
         retry=retry_if_exception_type(Infrastructure),
         before_sleep=tell,
@@ -114,26 +131,28 @@ def follow(
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> StageResult:
-    """Submit, look until done with a line on each change and every 30 s, collect.
+    """Submit the stage, poll it until it is done, collect. Logs a line on each change, and every 30 s.
 
     Args:
-      progress: more about where a running stage is, for the log.
+      progress: how far a running stage is, for the log; may raise Unreachable.
+      tell: writes a line to the log.
+      clock, sleep: in seconds.
 
     Raises:
-      Terminated: after the stop was written.
-      ElasticTPUError: of the stage.
+      Terminated: SIGTERM arrived; the stage was asked to stop.
+      ElasticTPUError: the stage failed.
     """
     try:
-        patiently(stage.submit, tell, clock, sleep)
+        until_answered(stage.submit, tell, clock, sleep)
         last, said = "", float("-inf")
         while True:
-            verdict = patiently(stage.poll, tell, clock, sleep)
+            verdict = until_answered(stage.poll, tell, clock, sleep)
             if verdict.done:
-                return patiently(stage.collect, tell, clock, sleep)
+                return until_answered(stage.collect, tell, clock, sleep)
             text = f"{stage.name}: {verdict.phase}" + (f", {verdict.reason}" if verdict.reason else "")
             if text != last or clock() - said >= _EVERY:
                 more = ""
-                with suppress(Unreachable):  # only a word more for the log
+                with suppress(Unreachable):  # the log line is complete without it
                     more = progress()
                 tell(text + (f", {more}" if more else ""))
                 last, said = text, clock()
@@ -141,9 +160,10 @@ def follow(
     except Terminated:
         try:
             if stage.cancel(_GRACE, by="SIGTERM"):
-                tell(f"{stage.name}: SIGTERM: stop written; the same run undoes it within {_GRACE:.0f} s")
+                undone = f"undone if this step runs again within {show_duration(_GRACE)}"
+                tell(f"{stage.name}: SIGTERM: stop written; {undone}")
             else:
-                tell(f"{stage.name}: SIGTERM: nothing is stopped; the same run goes on with it")
+                tell(f"{stage.name}: SIGTERM: nothing is stopped; this step goes on if it runs again")
         except ElasticTPUError as error:
             tell(f"{stage.name}: SIGTERM: no stop was written: {error}")
         raise
@@ -154,17 +174,17 @@ def _open(step: Step, run: str, holder: str) -> Stage:
     if instance is None:
         from ..runs.record.claim import this_instance
 
-        # A container that is started again has the name of the pod as before, so the process counts as well.
+        # The process is part of the instance: a container that is restarted has the same host name as before.
         return open_stage(step, run, holder, f"{socket.gethostname()}:{this_instance()}", tell=say)
-    term = term_of(run, instance) if step is RELEASE else None
+    term = term_of(run, instance) if step.name == RELEASE.name else None
     take_over = step is PROVISION and bool(os.environ.get(TAKE_OVER))
     return open_stage(step, run, holder, instance, take_over=take_over, term=term, tell=say)
 
 
 def term_of(run: str, instance: str) -> int | None:
-    """The term in which this instance drives the run; 0 when another does, None when nobody has.
+    """The claim's term if this instance has the claim; 0 if another one has it, None if there is no claim.
 
-    A person is the same holder in every terminal: what one of them may release is known by the instance alone.
+    A person is the same holder in every terminal, so only the instance tells whether a release may act.
     """
     from ..runs.record.claim import read_claim
     from ..runs.record.run import open_run
@@ -176,27 +196,25 @@ def term_of(run: str, instance: str) -> int | None:
 
 
 def _progress(stage: Stage) -> str:
-    """Where training is; empty for other steps."""
-    from ..runs.record import paths
+    """How far training is; empty for other steps."""
     from ..runs.record.run import open_run
-    from ..runs.record.status import load_status
+    from ..runs.record.status import read_status
 
     if stage.name != TRAIN.name or stage.uri is None:
         return ""
-    status = load_status(open_run(stage.uri).read(paths.STATUS))
+    status = read_status(open_run(stage.uri))
     if status is None:
         return ""
     loss = "" if status.loss is None else f", loss {status.loss:.3f}"
-    return (
-        f"step {max(status.step, 0)} of {status.steps}{loss}, {status.slices.active} of {status.slices.wanted} slices"
-    )
+    slices = f", {status.slices.active} of {status.slices.wanted} slices" if status.slices.wanted else ""
+    return f"step {max(status.step, 0)} of {status.steps}{loss}{slices}"
 
 
 # -- artifacts ----------------------------------------------------------------------------------------------------
 
 
 def _describe(uri: str | None, result: StageResult, model: Any, metrics: Any, report: Any) -> None:
-    """Fill the artifacts of a step; what a stage that is switched off would have made stays empty."""
+    """Fill the artifacts of a step; those of a stage that the spec switches off stay empty."""
     from ..runs.record.run import open_run
 
     artifacts = [artifact for artifact in (model, metrics, report) if artifact is not None]
@@ -206,7 +224,7 @@ def _describe(uri: str | None, result: StageResult, model: Any, metrics: Any, re
     for artifact in artifacts:
         artifact.metadata.update(_identity(opened, result))
     if model is not None and "model" in result.values:
-        # Not model.uri: the launcher fails a step whose artifact lies outside the pipeline root, and the run does.
+        # Not model.uri: the launcher fails a step whose artifact lies outside the pipeline root, as the run does.
         model.metadata["model"] = result.values["model"]
     if metrics is not None:
         for name, value in _numbers(result).items():
@@ -216,7 +234,7 @@ def _describe(uri: str | None, result: StageResult, model: Any, metrics: Any, re
 
 
 def _identity(run: Run, result: StageResult) -> dict[str, Any]:
-    """What an artifact is of: the run, its spec, the step, and the digests of checkpoint and export."""
+    """Metadata that says what an artifact belongs to: run, spec hash, step, digests of checkpoint and export."""
     from ..runs.record.published import export_of
 
     found: dict[str, Any] = {"run": run.uri, "spec_hash": run.spec_hash, "summary": result.summary}
@@ -243,7 +261,7 @@ def _numbers(result: StageResult) -> dict[str, float]:
 
 
 def _copy_report(run: Run, report: Any) -> None:
-    """The page as it is now; it is one file with all that it needs."""
+    """Copy the run's report.html as it is now into the artifact."""
     from ..runs.errors import NotFound
 
     try:
@@ -254,7 +272,7 @@ def _copy_report(run: Run, report: Any) -> None:
 
 @contextmanager
 def _signals() -> Iterator[None]:
-    """SIGTERM interrupts what is under way, once; SIGINT does nothing."""
+    """Raise `Terminated` on the first SIGTERM; ignore later ones, and SIGINT."""
 
     def terminate(signum: int, frame: FrameType | None) -> None:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)

@@ -1,7 +1,7 @@
-"""What the steps of a pipeline leave for a runner on the same machine: a small file each, in the order they began.
+"""Small files by which the steps of a kfp.local pipeline tell the runner how they ended: one a step, numbered.
 
-The runner says in the environment who its steps act for (`INSTANCE`), that provision takes the run over (`TAKE_OVER`)
-and where the notes go (`NOTES`). On a cluster none of these is set, and nothing is left.
+The runner sets in the environment which instance its steps act for (`INSTANCE`), whether provision takes the run over
+(`TAKE_OVER`), and the folder of the files (`NOTES`). On a cluster none of these is set, and no file is written.
 """
 
 from __future__ import annotations
@@ -19,7 +19,13 @@ INSTANCE, TAKE_OVER, NOTES = "ELASTIC_TPU_INSTANCE", "ELASTIC_TPU_TAKE_OVER", "E
 
 @dataclass(frozen=True)
 class Note:
-    """How a step ended: its exit code (None: it has begun), the reason if it failed, else its result."""
+    """How a step ended.
+
+    Attributes:
+      code: its exit code; None while it runs.
+      reason: why it failed.
+      summary, values: its `StageResult`, if it is complete.
+    """
 
     step: str
     code: int | None = None
@@ -29,10 +35,10 @@ class Note:
 
 
 class NoteFile:
-    """A step's own note; says nothing where nobody listens."""
+    """The file of one step; writes nothing without a runner."""
 
-    def __init__(self, step: str, environment: Mapping[str, str] = os.environ) -> None:
-        folder = environment.get(NOTES)
+    def __init__(self, step: str) -> None:
+        folder = os.environ.get(NOTES)
         self._path: Path | None = None
         if folder:
             number = sum(1 for _ in Path(folder).glob("*.json"))
@@ -40,7 +46,7 @@ class NoteFile:
             self.write(Note(step))
 
     def write(self, note: Note) -> None:
-        """Replace the note, whole at any moment."""
+        """Replace the note atomically."""
         if self._path is not None:
             temporary = self._path.with_suffix(".tmp")
             temporary.write_bytes(records.dump(asdict(note)))
@@ -48,6 +54,6 @@ class NoteFile:
 
 
 def read_notes(folder: Path) -> list[Note]:
-    """The notes so far; the last may be of a step that is under way."""
+    """The notes so far, in the order in which the steps began; the last one may still run."""
     found = (records.load(path.read_bytes(), str(path)) for path in sorted(folder.glob("*.json")))
     return [Note(r["step"], r["code"], r["reason"], r["summary"], r["values"]) for r in found]

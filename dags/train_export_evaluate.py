@@ -3,12 +3,12 @@
     reserve -> provision -> train -> release -> export -> evaluate -> release_at_end
                                                                   +-> verdict
 
-`reserve` starts the run and buys nothing. It is the setup of the two teardowns `release_at_end` and `verdict`, so both
-run once it has succeeded, whatever fails after it; they would not run after a `provision` that failed half-way if that
-were their setup (apache/airflow#29334). `verdict` fails the DAG run unless the run directory proves what the spec asks
-for: a DAG run that was marked failed while training was deferred would end as a success otherwise. It is no successor
-of `release_at_end`, since Airflow takes a DAG run's state from its last tasks only. There is no `dagrun_timeout`, which
-skips teardowns and leaves slices behind; bound the run by the `limits` of its spec.
+`reserve` starts the run and buys nothing. It is the setup of the teardowns `release_at_end` and `verdict`: both run
+once it has succeeded, whatever fails later. With `provision` as their setup they would not run after a `provision` that
+failed half-way (apache/airflow#29334). `verdict` fails the DAG run unless the run directory proves what the spec asks
+for; without it a DAG run whose training was marked failed while it was deferred would end as a success. It does not
+follow `release_at_end`, because Airflow takes the state of a DAG run from its last tasks only. `dagrun_timeout` is
+refused, since it skips teardowns and leaves slices behind: set the `limits` of the spec instead.
 """
 
 from __future__ import annotations
@@ -17,8 +17,6 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-from airflow.sdk import DAG, Param, task
-
 from ..components.airflow import HOLDER, airflow_errors
 from ..components.evaluate_checkpoint.operator import EvaluateCheckpointOperator
 from ..components.export_checkpoint.operator import ExportCheckpointOperator
@@ -26,6 +24,10 @@ from ..components.provision_slices.operator import ProvisionSlicesOperator
 from ..components.release_slices.operator import ReleaseSlicesOperator
 from ..components.train_elastic.operator import TrainElasticOperator
 from ..runs.errors import ElasticTPUError, GateFailed
+from ..runs.extras import needed
+
+with needed("airflow", "the DAG factory"):
+    from airflow.sdk import DAG, Param, task
 
 if TYPE_CHECKING:
     from ..runs.record.run import Run
@@ -38,13 +40,13 @@ RETRY_DELAY = timedelta(minutes=1)
 def train_export_evaluate(
     spec: str, dag_id: str = "train_export_evaluate", *, retry_delay: timedelta = RETRY_DELAY, **dag_kwargs: Any
 ) -> DAG:
-    """The DAG that takes a spec from slices to an evaluated model.
+    """The DAG that trains, exports and evaluates what a spec describes.
 
     Args:
-      spec: URI of a spec, or of the directory of a run that is to go on; a DAG run may be given another one.
-      dag_id: the DAG's id. Give `run.name` of the spec a template if every DAG run is to be a new run.
-      retry_delay: between two tries of a task. Only what a new try can cure is retried.
-      dag_kwargs: more of `airflow.sdk.DAG`, such as `schedule` (None, if it is left out) and `tags`.
+      spec: URI of a spec, or of the directory of a run to go on with: the default of the DAG's parameter `spec`.
+      dag_id: the DAG's id. For a new run each DAG run, `run.name` of the spec needs a template such as `{date}`.
+      retry_delay: between two tries of a task. Only failures that a retry can cure are retried.
+      dag_kwargs: other arguments of `airflow.sdk.DAG`, such as `schedule` (default None) and `tags`.
 
     Raises:
       ValueError: `dagrun_timeout` is given.
@@ -61,14 +63,14 @@ def train_export_evaluate(
     }
     dag_kwargs["default_args"] = {"retries": RETRIES, "retry_delay": retry_delay, **dag_kwargs.get("default_args", {})}
     with DAG(dag_id, **dag_kwargs) as dag:
-        # The run's URI for all others: the spec itself may be edited while the DAG run goes on.
+        # All other tasks get the run's URI: the spec may be edited while the DAG run goes on.
         run: Any = reserve("{{ params.spec }}", HOLDER)
         provision = ProvisionSlicesOperator(task_id="provision", run=run)
         train = TrainElasticOperator(task_id="train", run=run)
         release = ReleaseSlicesOperator(task_id="release", run=run)
         export = ExportCheckpointOperator(task_id="export", run=run)
         evaluate = EvaluateCheckpointOperator(task_id="evaluate", run=run)
-        at_end = ReleaseSlicesOperator(task_id="release_at_end", run=run, retries=RELEASE_RETRIES)
+        at_end = ReleaseSlicesOperator(task_id="release_at_end", run=run, last=True, retries=RELEASE_RETRIES)
         proven = verdict(run)
         run >> provision >> train >> release >> export >> evaluate >> [at_end, proven]
         at_end.as_teardown(setups=run, on_failure_fail_dagrun=True)
@@ -78,12 +80,11 @@ def train_export_evaluate(
 
 @task
 def reserve(spec: str, holder: str) -> str:
-    """Start the run of a spec, or open the one that is to go on; its URI."""
-    from ..runs.record.run import open_run
-    from ..runs.record.start import start_run
+    """URI of the run: started from a spec, or opened to go on. Without a login to the platform nothing is written."""
+    from ..stages.open import start_or_open_with_login
 
     with airflow_errors():
-        return (start_run(spec, holder) if spec.endswith((".yaml", ".yml")) else open_run(spec)).uri
+        return start_or_open_with_login(spec, holder).uri
 
 
 @task
@@ -96,11 +97,11 @@ def verdict(run: str) -> None:
 
 
 def require_complete(run: Run) -> None:
-    """Compare what the spec asks for with what is proven.
+    """Check that all that the spec asks for is proven.
 
     Raises:
       ElasticTPUError: training, export or evaluation is not proven; the message says which and why.
-      GateFailed: all of it is, and the gate does not pass.
+      GateFailed: all is proven, but the gate does not pass, or the evaluation cannot be trusted.
     """
     from ..runs.record.published import evaluation_of, export_of, judge_gate
     from ..runs.record.result import proven_result
@@ -113,6 +114,6 @@ def require_complete(run: Run) -> None:
         found, why = proof(run)
         if found is None:
             raise ElasticTPUError(f"{run.uri} is not complete: {what} is not proven: {why}")
-    problems = judge_gate(run, found).problems if run.spec.evaluate else ()
-    if problems:
-        raise GateFailed(f"{run.uri}: the gate did not pass: {'; '.join(problems)}")
+    why = judge_gate(run, found).why if run.spec.evaluate else ""
+    if why:
+        raise GateFailed(f"{run.uri}: {why}")

@@ -3,7 +3,7 @@
     python -m elastic_tpu.pipelines.compile --target kfp    --image REGISTRY/elastic-tpu:0.1.0 -o pipeline.yaml
     python -m elastic_tpu.pipelines.compile --target vertex --image REGISTRY/elastic-tpu:0.1.0 -o pipeline.yaml
 
-The image holds this package with its `kfp` extra; it is pinned by a tag or a digest, never `latest`.
+The image holds this package with its `kfp` extra. Pin it by a tag or a digest; `latest` is refused.
 """
 
 from __future__ import annotations
@@ -15,11 +15,14 @@ from pathlib import Path
 from typing import Literal
 
 import yaml
-from kfp import compiler
 
 from ..components.kfp import IMAGE
 from ..runs.errors import BadInput, ElasticTPUError, Problem
+from ..runs.extras import needed
 from .train_export_evaluate import for_backend
+
+with needed("kfp", "compiling a pipeline"):
+    from kfp import compiler
 
 Target = Literal["kfp", "vertex"]
 
@@ -34,7 +37,7 @@ def compile_pipeline(target: Target, path: Path, image: str = IMAGE) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     compiler.Compiler().compile(for_backend(image), str(path))
     documents = len(list(yaml.safe_load_all(path.read_text(encoding="utf-8"))))
-    if documents != 1:  # Vertex AI's client refuses platform settings of Kubernetes, which are a second one
+    if documents != 1:  # a second one has Kubernetes settings, which Vertex AI's client refuses
         raise ElasticTPUError(f"{path}: {documents} documents were compiled for {target}, one was expected")
 
 

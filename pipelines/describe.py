@@ -3,7 +3,7 @@
     python -m elastic_tpu.pipelines.describe            write them
     python -m elastic_tpu.pipelines.describe --check    name those that are stale, and fail
 
-What an interface looks like is said once, in component.py; what a step does to the world, in metadata.yaml.
+The interface is described in component.py only, the side effects in metadata.yaml only.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ NAMES = ("provision_slices", "train_elastic", "release_slices", "export_checkpoi
 
 
 def component(name: str) -> Any:
-    """The KFP component in a folder."""
+    """The KFP component of a folder."""
     return getattr(importlib.import_module(f"..components.{name}.component", __package__), name)
 
 
 def metadata(name: str) -> Mapping[str, Any]:
-    """The content of its metadata.yaml."""
+    """The content of the folder's metadata.yaml."""
     loaded: Mapping[str, Any] = yaml.safe_load((COMPONENTS / name / "metadata.yaml").read_text(encoding="utf-8"))
     return loaded
 
@@ -37,7 +37,7 @@ def readme(name: str) -> str:
     made, about = component(name), metadata(name)
     spec = made.component_spec
     said = {entry.arg_name: entry.description for entry in docstring_parser.parse(made.python_func.__doc__).params}
-    inputs = {key: ("str", said[key]) for key in spec.inputs}
+    inputs = {key: (_TYPES[value.type], said[key]) for key, value in spec.inputs.items()}
     outputs = {key: (value.type.partition("@")[0], said[key]) for key, value in (spec.outputs or {}).items()}
     lines = [
         f"# {name}",
@@ -56,9 +56,9 @@ def readme(name: str) -> str:
         f"task = {name}(run=run, holder=dsl.PIPELINE_JOB_ID_PLACEHOLDER).set_caching_options(False)",
         "```",
         "",
-        "The whole of it: `pipelines/train_export_evaluate.py`. In Airflow: `operator.py` beside this file.",
+        "The whole pipeline: `pipelines/train_export_evaluate.py`. In Airflow: `operator.py` beside this file.",
         "",
-        "## What it does to the world",
+        "## Behaviour",
         "",
         *(f"- {title}: {about[key]}" for key, title in _BEHAVIOUR.items()),
         "",
@@ -70,6 +70,7 @@ def readme(name: str) -> str:
     return "\n".join(lines)
 
 
+_TYPES = {"String": "str", "Boolean": "bool"}  # KFP's types as Python's
 _BEHAVIOUR = {
     "side_effects": "Side effects",
     "idempotency": "Called again",

@@ -1,15 +1,14 @@
 """The pipeline on this machine: kfp.local in a process group of its own, driven like any stage.
 
-kfp.local runs each component as a process and knows neither Ctrl-C nor an exit task that must run. So it gets a
-session of its own, where no Ctrl-C of a terminal reaches it, and writes to a log file, where it disturbs no display.
-The runner is the one who acts: it watches what the steps leave in a folder, and on a Ctrl-C or an error of its own it
-cancels the step that is under way and gives the slices back. When the runner dies, the pipeline dies with it; training
-goes on until nobody has driven it for `local.unclaimed`, and the next runner adopts it.
+kfp.local runs each component as a process. It does not handle Ctrl-C, and does not run the exit task after it. So it
+runs in a session of its own, which a terminal's Ctrl-C does not reach, and its output goes to a log file instead of
+the display. The runner, this process, watches the files that the steps write (components/step_files.py). On Ctrl-C,
+and on an error of its own, it cancels the running step and gives the slices back. If the runner dies, the pipeline
+dies with it; training goes on for `local.unclaimed`, in which the next runner can adopt it.
 """
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import signal
 import subprocess
@@ -23,6 +22,7 @@ from pathlib import Path
 
 from ..components.kfp import term_of
 from ..components.step_files import INSTANCE, NOTES, TAKE_OVER, Note, read_notes
+from ..runs import extras
 from ..runs.errors import BadInput, ExitCode
 from ..runs.judge.verdict import Verdict
 from ..runs.record.claim import this_instance
@@ -31,11 +31,11 @@ from ..stages.open import open_stage
 from ..stages.results import StageResult, error_of
 from ..stages.steps import STEPS
 
-_REWRITTEN = "python3"  # kfp.local puts its interpreter's path in the place of this word, in parameters as well
+_REWRITTEN = "python3"  # kfp.local replaces this word by its interpreter's path, in parameters too
 
 
 class LocalPipeline:
-    """A `Stage` that is the whole pipeline: submit starts kfp.local, poll looks at its steps, cancel ends the one."""
+    """A `Stage` that is the whole pipeline: submit starts kfp.local, poll reads the steps' notes, cancel ends one."""
 
     interval = 0.25
 
@@ -52,28 +52,28 @@ class LocalPipeline:
 
     @property
     def name(self) -> str:
-        """The step that began last."""
+        """Name of the step that began last."""
         return self._notes[-1].step if self._notes else "pipeline"
 
     @property
     def uri(self) -> str | None:
-        """The run's."""
+        """URI of the run directory."""
         return self._run.uri
 
     @property
     def term(self) -> int | None:
-        """The term of the claim, if a step of this very pipeline has it."""
+        """The claim's term, if a step of this pipeline has the claim."""
         return term_of(self._run.uri, self._instance) or None
 
     @property
     def results(self) -> dict[str, StageResult]:
-        """What the steps came to, by name; of two releases the first, which found the slices."""
+        """Results of the complete steps, by name; of two releases that of the first, which found the slices."""
         complete = [note for note in reversed(self._notes) if note.code == 0]
         return {note.step: StageResult(note.step, note.summary, dict(note.values)) for note in complete}
 
     @property
     def failed(self) -> str:
-        """The first step that is not complete, or none."""
+        """Name of the first step that is not complete; empty if all are."""
         return next((note.step for note in self._notes if note.code != 0), "")
 
     def submit(self) -> None:
@@ -82,8 +82,7 @@ class LocalPipeline:
         Raises:
           BadInput: kfp is not installed, or it would change a parameter.
         """
-        if importlib.util.find_spec("kfp") is None:
-            raise BadInput("--via kfp-local needs kfp: pip install 'elastic-tpu[kfp]', or run without --via")
+        extras.require("kfp", "--via kfp-local")
         for text in (self._run.uri, self._holder, str(self._folder)):
             if _REWRITTEN in text:
                 cure = "take another run.output or run.name, or run without --via"
@@ -94,7 +93,7 @@ class LocalPipeline:
         with self._log.open("wb") as log:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", __name__, self._run.uri, self._holder, str(self._folder / "artifacts")],
-                stdin=subprocess.PIPE,  # never written to: that it ends says that this process has
+                stdin=subprocess.PIPE,  # never written to: it closes when this process dies
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 env={**os.environ, **told},
@@ -103,7 +102,7 @@ class LocalPipeline:
         self._tell(f"kfp.local writes to {self._log}")
 
     def poll(self) -> Verdict:
-        """One look at what the steps left."""
+        """Read the notes that the steps wrote."""
         assert self._process is not None, "submit() comes first"
         code = self._process.poll()  # before the notes are read, so that the last one is among them
         known = sum(note.code is not None for note in self._notes)
@@ -118,26 +117,26 @@ class LocalPipeline:
         return self._verdict
 
     def collect(self) -> StageResult:
-        """All steps are complete; else the error of the first that is not."""
+        """The result of the pipeline. Raises the error of the first step that is not complete."""
         if self._verdict.outcome != "complete":
             raise error_of(self._verdict)
         return StageResult("pipeline", f"{len(self._notes)} steps complete")
 
     def cancel(self, grace: float, by: str = "", now: bool = False) -> bool:
-        """Cancel the step that is under way; it ends by itself, and the exit task gives the slices back."""
+        """Cancel the running step; it ends by itself, and the exit task gives the slices back."""
         if self.term is None:
             return False  # no step has taken the run yet, or another took it over
         self._notes = read_notes(self._folder / "steps")
         return open_stage(STEPS[self.name], self._run.uri, self._holder, self._instance).cancel(grace, by, now)
 
     def give_up(self) -> None:
-        """Each step does it for its own job."""
+        """Nothing to do: each step gives up its own job."""
 
     def close(self) -> None:
-        """End kfp.local and the step that it runs, if they are there."""
+        """Kill kfp.local and the step that it runs, if they still run."""
         if self._process is None:
             return
-        with suppress(ProcessLookupError):  # though kfp.local is over: a step of it may not be
+        with suppress(ProcessLookupError):  # also if kfp.local has ended: a step of it may still run
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
         assert self._process.stdin is not None
@@ -145,28 +144,28 @@ class LocalPipeline:
 
 
 def judge(notes: Sequence[Note], code: int, log: Path) -> Verdict:
-    """The verdict on a kfp.local that is over.
+    """The verdict on a pipeline whose kfp.local has ended.
 
-    The exit task's success hides no failure (the first step that failed counts), and kfp.local's own success is none
-    unless every step said so.
+    The first step that failed counts, even if the exit task succeeded after it. Without a failed step the pipeline is
+    complete only if kfp.local exited 0 and every step wrote that it is complete.
     """
     for note in notes:
         if note.code is None or note.code == ExitCode.EVICTED:
             reason = f"{note.step}: {note.reason or 'the step was killed'}"
-            return Verdict("done", "failed", "relaunch", ExitCode.INFRASTRUCTURE, reason)
+            return Verdict.ended(ExitCode.INFRASTRUCTURE, reason)
         if note.code:
-            return Verdict("done", "failed", code=note.code, reason=note.reason)
+            return Verdict.ended(ExitCode.of(note.code), note.reason)
     missing = [name for name in STEPS if name not in {note.step for note in notes}]
     if code or missing:
         lines = log.read_text(encoding="utf-8", errors="replace").splitlines() if log.exists() else []
-        last = next((line.strip() for line in reversed(lines) if line.strip()), "it said nothing")
+        last = next((line.strip() for line in reversed(lines) if line.strip()), "no output")
         what = f"kfp.local ended with exit code {code}" + (f", without {', '.join(missing)}" if missing else "")
-        return Verdict("done", "failed", "user", ExitCode.BUG, f"{what}: {last} (all of it: {log})")
+        return Verdict.ended(ExitCode.BUG, f"{what}: {last} (all of it: {log})")
     return Verdict("done", "complete")
 
 
 def _folder(run: Run) -> Path:
-    """Where kfp.local keeps its artifacts: beside the run directory, which is the same whoever drives."""
+    """A new folder for kfp.local's log, notes and artifacts, beside the run directory and not part of it."""
     stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%S.%f")
     here = local_folder(run)
     if here is None:
@@ -186,7 +185,7 @@ def main() -> None:
 
 
 def _end_with_runner() -> None:
-    """Wait until the runner is gone, then end the pipeline with its steps; their stop would be nobody's wish."""
+    """Wait until the runner is gone, then kill the pipeline and its steps; with SIGKILL, so that they write no stop."""
     while os.read(0, 1):
         pass
     os.killpg(os.getpgrp(), signal.SIGKILL)

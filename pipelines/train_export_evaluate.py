@@ -3,18 +3,15 @@
     run spec -> provision -> train -> release -> export -> evaluate        (exit: release)
 
 Every task takes `run` (URI of the run directory, or of the spec) and `holder`, which is the same for all tasks of one
-pipeline run. On a cluster the holder is the pipeline job's id. The backends fill that placeholder in only where it
-stands alone as a task's own input, not in a pipeline parameter's default, so there the pipeline has one parameter,
-`run`; on this machine, where kfp.local makes a new job id each time, the runner passes the holder as a second one.
+pipeline run. On a cluster the holder is the pipeline job's id. Backends fill in that placeholder only where it is a
+task's whole input, not in a default of a pipeline parameter, so there the pipeline has one parameter, `run`. On this
+machine kfp.local makes a new job id each time, so the runner passes the holder as a second parameter.
 
-Caching is off for every task: provision, train and release act on the world, and export and evaluate find out by
-themselves that they are complete, from proofs on the storage. A cached task would look at names only, and leave the
-claim as it is.
+Caching is off for every task: provision, train and release act on the outside world, and export and evaluate find
+from proofs on the storage that they are complete. KFP's cache would compare names only, and not renew the claim.
 """
 
 from typing import Any
-
-from kfp import dsl
 
 from ..components.evaluate_checkpoint.component import evaluate_checkpoint
 from ..components.export_checkpoint.component import export_checkpoint
@@ -22,6 +19,10 @@ from ..components.kfp import IMAGE
 from ..components.provision_slices.component import provision_slices
 from ..components.release_slices.component import release_slices
 from ..components.train_elastic.component import train_elastic
+from ..runs.extras import needed
+
+with needed("kfp", "the KFP pipeline"):
+    from kfp import dsl
 
 NAME = "train-export-evaluate"
 DESCRIPTION = "Train on TPU slices that may be lost, give them back, export the proven checkpoint and evaluate it."
@@ -48,13 +49,13 @@ def for_this_machine() -> Any:
 
 
 def _tasks(run: str, holder: str, image: str) -> None:
-    def task(component: Any, name: str, after: Any = None) -> Any:
-        made = component(run=run, holder=holder).set_caching_options(False).set_container_image(image)
+    def task(component: Any, name: str, after: Any = None, **inputs: Any) -> Any:
+        made = component(run=run, holder=holder, **inputs).set_caching_options(False).set_container_image(image)
         made.set_display_name(name)
         return made if after is None else made.after(after)
 
-    # No retries: a backend cannot tell a lost pod from a user's error, and an exit code of ours is final.
-    with dsl.ExitHandler(task(release_slices, "release-at-the-end"), name="slices-are-given-back"):
+    # No retries: a backend cannot tell a lost pod from a user's error, which a retry would only repeat.
+    with dsl.ExitHandler(task(release_slices, "release-at-the-end", last=True), name="slices-are-given-back"):
         provision = task(provision_slices, "provision")
         train = task(train_elastic, "train", provision)
         release = task(release_slices, "release", train)

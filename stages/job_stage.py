@@ -1,4 +1,4 @@
-"""A stage that is a job in the trainer image: launched or adopted, over when its proof holds.
+"""A stage that is a job in the trainer image: launched or adopted, complete when its proof holds.
 
 Standard library only at import, as all of this package.
 """
@@ -7,14 +7,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from ..runs.errors import ElasticTPUError, EndedOnRequest, ExitCode, Infrastructure
 from ..runs.judge.verdict import Observation, Verdict, judge
+from ..runs.units import show_duration
 from .report_hook import reported
-from .results import PROOFS, RESULTS, StageResult, error_of, interval_of, last_stage
-from .retry import patient
+from .results import PROOFS, RESULTS, StageResult, error_of, last_stage
+from .retry import waits_for_answer
 from .stage_claim import StageClaim
 
 if TYPE_CHECKING:
@@ -27,13 +29,13 @@ _STOP_WAIT = 600.0  # seconds a submit waits for a trainer that was told to stop
 
 
 class JobStage:
-    """A job in the trainer image and the file that proves it."""
+    """A job in the trainer image, and the file that proves it. What its methods promise: see `Stage`."""
 
     def __init__(
         self, step: JobStep, run: Run, platform: Platform, claim: StageClaim, tell: Callable[[str], None]
     ) -> None:
         self.run, self.platform, self._claim, self._tell = run, platform, claim, tell
-        self.interval = interval_of(run)
+        self.interval = run.spec.traits.look_interval
         from ..platforms.base import Job
 
         self.step, self.name = step, step.name
@@ -43,23 +45,28 @@ class JobStage:
         self._told = ""
 
     def submit(self) -> None:
-        self._claim.take(first=False) if self.step.claim == "take" else self._claim.join()
+        if self.step.claim == "take":
+            if self._proof(self.run)[0] is None:
+                self.platform.check()
+            self._claim.take(first=False)
+        else:
+            self._claim.join(again=not self._skipped and self._proof(self.run)[0] is None)
         if self._skipped:
             return
         self._wait_until_stopped()
-        lives = self.platform.observe(self.job).state in ("queued", "starting", "running", "suspended")
-        # The proof is asked for last: a job that was just running may have proven it.
+        lives = self._look().state in ("queued", "starting", "running", "suspended")
+        # After the look: a job that has just ended may have written its proof since.
         if lives or self._proof(self.run)[0] is None:
-            self.platform.launch(self.job, self._waiting)  # adopts what lives, if it is of this spec
+            self.platform.launch(self.job, self._waiting)  # adopts a living job of the same spec
 
-    @patient
+    @waits_for_answer
     def poll(self) -> Verdict:
         stopped = self._claim.renew()
         if self._skipped:
             self._verdict = Verdict("done", "complete", reason=f"{self.name} is switched off in the spec")
             return self._verdict
-        seen = self.platform.observe(self.job)
-        if stopped and seen.state not in ("over", "absent") and self._is_deaf(seen):
+        seen = self._look()
+        if stopped and seen.state not in ("over", "absent") and self._ignores_stop(seen):
             self.platform.cancel(self.job)
         proven, why = False, ""
         if seen.state in ("over", "absent"):
@@ -68,10 +75,13 @@ class JobStage:
         status = self._status()
         verdict = judge(self.name, seen, status, proven, why)
         if stopped and verdict.act == "relaunch" and seen.exit_code is None:
-            # Taken away as was asked for: nobody is to begin anew because nobody saw how it ended.
+            # Do not restart: the exit was not observed, so the stop may have been obeyed.
             reason = f"stop asked for by {self._claim.stopped_by}; {verdict.reason}"
-            verdict = Verdict("done", "cancelled", "none", ExitCode.ENDED_ON_REQUEST, reason, seen.evidence)
-        self._verdict = verdict if verdict.done else self._limited(seen, status) or verdict
+            verdict = Verdict.ended(ExitCode.ENDED_ON_REQUEST, reason, seen.evidence)
+        if not verdict.done:
+            reason = "; ".join(text for text in (verdict.reason, self._claim.unrenewed) if text)
+            verdict = self._limited(seen, status) or replace(verdict, reason=reason)
+        self._verdict = verdict
         return self._verdict
 
     @reported
@@ -80,7 +90,7 @@ class JobStage:
         if not verdict.done:
             raise ElasticTPUError(f"{self.name} is not over ({verdict.phase})")
         if verdict.outcome != "complete":
-            if "limit" in verdict.evidence:
+            if verdict.limit:
                 self.give_up()
             raise error_of(verdict)
         if self._skipped:
@@ -95,20 +105,21 @@ class JobStage:
 
     def cancel(self, grace: float, by: str = "", now: bool = False) -> bool:
         if grace and self.step.claim == "join":
-            return False  # a drained step: its CPU job goes on, and the step that follows adopts it
+            return False  # a drained step: its CPU job goes on, and the step's next process adopts it
         self._claim.stop(grace, by)
-        # A drained step keeps its place in the queue: whoever follows it takes over, or its trainer obeys the stop.
-        if now or (not grace and self._is_deaf(self.platform.observe(self.job))):
+        # With a grace the job keeps its place in the queue: the step's next process undoes the stop, or a trainer that
+        # starts obeys it.
+        if now or (not grace and self._ignores_stop(self.platform.observe(self.job))):
             self.platform.cancel(self.job, now)
         return True
 
-    def _is_deaf(self, seen: Observation) -> bool:
-        """Whether nothing is there that would read the stop: the trainer reads the claim itself, other jobs do not."""
-        absent = seen.state == "starting" and not seen.evidence.get("trainer_lives", True)
-        return self.name != "train" or seen.state in ("queued", "suspended") or absent
+    def _ignores_stop(self, seen: Observation) -> bool:
+        """Whether no process reads the stop in the claim: only a trainer does, and there may be none yet."""
+        no_trainer = seen.state == "starting" and not seen.trainer_lives
+        return self.name != "train" or seen.state in ("queued", "suspended") or no_trainer
 
     def give_up(self) -> None:
-        if "limit" in self.poll().evidence:  # renews the claim first: the job may be somebody else's by now
+        if self.poll().limit:  # renews the claim first: another process may drive the run by now
             self.platform.cancel(self.job)
 
     @property
@@ -125,28 +136,32 @@ class JobStage:
             self.name == "evaluate" and not self.run.spec.evaluate
         )
 
-    def _limited(self, seen: Observation, status: Status | None) -> Verdict | None:
-        """The verdict on a job that has waited for too long; on the local platform the trainer's own limits count."""
-        if self.run.spec.platform == "local":
-            return None
-        from ..runs.judge.launch_limits import spent
+    def _look(self) -> Observation:
+        """Observe the job, and free its stuck pods if it has any: nothing else does while the run goes on."""
+        seen = self.platform.observe(self.job)
+        if seen.stuck:
+            self.platform.free_stuck_pods(self.job)
+        return seen
 
-        at = seen.evidence.get("seen_at")  # by the cluster's clock: this one's may be off
-        now = datetime.fromisoformat(at) if at else datetime.now(UTC)
-        limit = spent(seen, status, self.run.spec.limits, now, trains=self.name == "train")
-        if limit is None:
+    def _limited(self, seen: Observation, status: Status | None) -> Verdict | None:
+        """The verdict on a job whose limit before the first step is spent, where the launcher counts those limits."""
+        if not self.run.spec.traits.launcher_limits:
             return None
-        evidence = {**seen.evidence, "limit": limit.limit}
-        return Verdict("done", "failed", "user", ExitCode.LIMIT_SPENT, limit.reason, evidence)
+        from ..runs.judge.launch_limits import spent_limit
+
+        now = seen.seen_at or datetime.now(UTC)
+        spent = spent_limit(seen, status, self.run.spec.limits, now, trains=self.name == "train")
+        if spent is None:
+            return None
+        return Verdict.ended(ExitCode.LIMIT_SPENT, spent.reason, seen.evidence, limit=spent.field)
 
     def _status(self) -> Status | None:
-        from ..runs.record import paths
-        from ..runs.record.status import load_status
+        from ..runs.record.status import read_status
 
-        return load_status(self.run.read(paths.STATUS)) if self.name == "train" else None
+        return read_status(self.run) if self.name == "train" else None
 
     def _waiting(self, what: str) -> None:
-        """While the job before this one goes: keep the claim, and begin nothing for a run that is being stopped."""
+        """Called while what is left of an earlier job is removed: keep the claim, and end if a stop was asked for."""
         if what != self._told:
             self._told = what
             self._tell(what)
@@ -154,18 +169,18 @@ class JobStage:
             raise EndedOnRequest(f"stop asked for by {self._claim.stopped_by}; nothing more is started")
 
     def _wait_until_stopped(self) -> None:
-        """A trainer that obeys a stop already cannot be adopted: wait until it is over."""
+        """Wait until a trainer that is ending has ended: it cannot be adopted."""
         deadline = time.monotonic() + _STOP_WAIT
         told = False
         while True:
             status = self._status()
             if status is None or status.phase not in ("stopping", "ended"):
                 return
-            seen = self.platform.observe(self.job)
-            if seen.state not in ("starting", "running") or not seen.evidence.get("trainer_lives", True):
-                return  # no trainer, or a new one: the words are those of one before
+            seen = self._look()
+            if seen.state not in ("starting", "running") or not seen.trainer_lives:
+                return  # status.json is an earlier trainer's
             if time.monotonic() > deadline:
-                raise Infrastructure(f"the trainer was told to stop and has not ended for {_STOP_WAIT:.0f} s")
+                raise Infrastructure(f"the trainer was told to stop and has not ended for {show_duration(_STOP_WAIT)}")
             if not told:
                 told = True
                 self._tell("waiting for the trainer, which was told to stop and is ending")

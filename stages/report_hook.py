@@ -1,7 +1,7 @@
-"""Every stage's `collect` leaves report.html behind; the last one wins.
+"""Every stage's `collect` writes report.html; the last one wins.
 
-The report of a stage that failed is the one that is wanted most, so it is written then as well. One that cannot be
-written is said and fails nothing. Standard library only at import, as all of this package.
+It is written after a failure too, when it is needed most. If it cannot be written, the stage warns and goes on.
+Standard library only at import, as all of this package.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ R = TypeVar("R")
 
 
 def reported(collect: Callable[[S], R]) -> Callable[[S], R]:
-    """Write the report after a stage's `collect`, whatever it came to, unless somebody else drives the run."""
+    """Write the report after a stage's `collect`, also when it raises, unless somebody else drives the run."""
 
     @functools.wraps(collect)
     def wrapper(stage: S) -> R:
         try:
             result = collect(stage)
         except HeldByAnother:
-            raise  # a stage that was refused changes nothing
+            raise  # a stage whose claim is refused changes nothing
         except ElasticTPUError:
             _write(stage)
             raise
@@ -43,5 +43,5 @@ def _write(stage: Any) -> None:
         from ..report.report import write_report
 
         write_report(run)
-    except Exception as error:  # not the stage's own matter, whatever it is
+    except Exception as error:  # whatever it is, the stage's result stands
         stage._tell(f"warning: report.html could not be written: {type(error).__name__}: {error}")

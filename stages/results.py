@@ -1,4 +1,4 @@
-"""What proves each stage's job, and what it comes to: the same whoever asks, read from the run directory.
+"""What proves the job of each stage, and its result: read from the run directory, the same for every orchestrator.
 
 Standard library only at import, as all of this package.
 """
@@ -8,16 +8,9 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from ..runs.errors import (
-    ElasticTPUError,
-    EndedOnRequest,
-    ExitCode,
-    GateFailed,
-    HeldByAnother,
-    Infrastructure,
-    LimitSpent,
-)
+from ..runs.errors import ElasticTPUError, ExitCode, GateFailed, error_for
 from ..runs.judge.verdict import Verdict
+from ..runs.units import show_size
 
 if TYPE_CHECKING:
     from ..runs.record.run import Run
@@ -25,7 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class StageResult:
-    """What a stage came to: a few values and URIs, small enough for any orchestrator."""
+    """The result of a stage: a line for people, and a few values and URIs, small enough for any orchestrator."""
 
     stage: str
     summary: str
@@ -54,6 +47,7 @@ def _evaluate_proof(run: Run) -> tuple[Any, str]:
     return evaluation_of(run)
 
 
+# Job to what proves it: (proof, "") if the proof holds, else (None, why not).
 PROOFS = {"train": _train_proof, "export": _export_proof, "evaluate": _evaluate_proof}
 
 
@@ -69,53 +63,46 @@ def _export_result(run: Run, manifest: Any) -> StageResult:
     uri = run.path(paths.export(manifest["step"]))
     size = sum(f["size"] for f in manifest["files"].values())
     values = {"run": run.uri, "model": uri, "step": manifest["step"], "export_digest": manifest["export_digest"]}
-    return StageResult("export", f"{size / 2**20:.1f} MiB in {uri}", values)
+    return StageResult("export", f"{show_size(size)} in {uri}", values)
 
 
 def _evaluate_result(run: Run, evaluation: Any) -> StageResult:
-    from ..runs.record.published import judge_gate
+    from ..runs.record.published import judge_gate, record_gate
+    from ..runs.spec.gate import HELDOUT, is_figure
 
     report = judge_gate(run, evaluation)
+    record_gate(run, evaluation, report)
     values = {"run": run.uri, "metrics": evaluation["metrics"], "key": evaluation["key"]}
-    if not report.passed:
+    if report.problems:
         from ..runs.record.events import EventLog
 
         EventLog(run.store, "stage").write("gate.failed", lines=list(report.problems))
-        raise GateFailed("the gate did not pass: " + "; ".join(report.problems))
-    heldout = evaluation["metrics"].get("heldout", {})
-    return StageResult("evaluate", f"held-out loss {heldout.get('loss', float('nan')):.4f}", values)
+        raise GateFailed(report.why)
+    heldout = evaluation["metrics"].get(HELDOUT)
+    loss = heldout.get("loss") if isinstance(heldout, dict) else None
+    figure = f"held-out loss {loss:.4f}" if is_figure(loss) else f"evaluation {evaluation['key']}"
+    return StageResult("evaluate", f"{figure}, {report.words}", values)
 
 
+# Job to the result that its proof gives; the one of an evaluation raises GateFailed.
 RESULTS = {"train": _train_result, "export": _export_result, "evaluate": _evaluate_result}
 
 
 def last_stage(run: Run) -> str:
+    """The stage that ends the run."""
     return "evaluate" if run.spec.evaluate else "export" if run.spec.export else "release"
 
 
 def nothing_left_to_do(run: Run) -> bool:
-    """Whether a release ends the run: training has no result that export and evaluation could go on from."""
+    """Whether a release ends the run: no proven result is left to export or evaluate."""
     if _train_proof(run)[0] is None:
         return True
     last = last_stage(run)
     return last == "release" or PROOFS[last](run)[0] is not None
 
 
-def interval_of(run: Run) -> float:
-    """Seconds between two looks at a run."""
-    return 0.25 if run.spec.platform == "local" else run.spec.beat
-
-
 def error_of(verdict: Verdict) -> ElasticTPUError:
     """The error that a verdict stands for."""
-    kinds: dict[int, type[ElasticTPUError]] = {
-        ExitCode.GATE_FAILED: GateFailed,
-        ExitCode.HELD_BY_ANOTHER: HeldByAnother,
-        ExitCode.INFRASTRUCTURE: Infrastructure,
-        ExitCode.ENDED_ON_REQUEST: EndedOnRequest,
-        ExitCode.LIMIT_SPENT: LimitSpent,
-    }
-    error = kinds.get(verdict.code, ElasticTPUError)(verdict.reason or verdict.outcome)
-    # Code 0 is no failure's: a job that ended well and left no proof is a bug.
-    error.code = ExitCode(verdict.code) if verdict.code and verdict.code in set(ExitCode) else ExitCode.BUG
-    return error
+    # A failure never has code 0: a job that exited 0 and left no proof is a bug.
+    code = ExitCode.of(verdict.code) if verdict.code > 0 else ExitCode.BUG
+    return error_for(code, verdict.reason or verdict.outcome)

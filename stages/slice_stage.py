@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 from ..runs.errors import ElasticTPUError, ExitCode, HeldByAnother
 from ..runs.judge.verdict import Verdict
+from ..runs.units import format_duration
 from .report_hook import reported
-from .results import StageResult, error_of, interval_of, nothing_left_to_do
-from .retry import patient
+from .results import StageResult, error_of, nothing_left_to_do
+from .retry import waits_for_answer
 from .stage_claim import StageClaim
 
 if TYPE_CHECKING:
@@ -24,18 +25,19 @@ if TYPE_CHECKING:
     from .stage import SliceStep
 
 
-_PATIENT = 2.0  # seconds that nobody has to be told why
+_QUIET = 2.0  # seconds of waiting before a person is told what for
+_BETWEEN_LOOKS = 1.0  # seconds between two looks at the claim while a release waits
 
 
 class SliceStage:
-    """Takes the slices of a run, or gives them back."""
+    """Takes the slices of a run, or gives them back. What its methods promise: see `Stage`."""
 
     def __init__(
         self, step: SliceStep, run: Run, platform: Platform, claim: StageClaim, tell: Callable[[str], None]
     ) -> None:
         self.run, self.platform, self._claim, self._tell = run, platform, claim, tell
-        self.interval = interval_of(run)
-        self.name = step.name
+        self.interval = run.spec.traits.look_interval
+        self.name, self._last = step.name, step.last
         self._since = time.monotonic()
         self._asked: datetime | None = None
         self._looked, self._told = 0.0, ""
@@ -47,6 +49,8 @@ class SliceStage:
         if self.name == "release":
             self._submit_release()
             return
+        if not self._needless:
+            self.platform.check()
         self._claim.take()
         if self._needless:
             return
@@ -58,18 +62,18 @@ class SliceStage:
         try:
             self._claim.require_may_act()
         except HeldByAnother as error:
-            self._refused = str(error)  # an exit handler runs even when its provision was refused
+            self._refused = str(error)  # not raised: an exit handler runs also when its provision was refused
             return
-        # A launcher that was lost during an export is followed by one that passes here again: its job is adopted.
+        # A launcher that goes on with a run passes here again; the CPU job of its predecessor must go on.
         goes_on = self._claim.is_held() and not nothing_left_to_do(self.run)
         if self._holds_any():
             self._tell("giving the slices back")
         self._report = self.platform.release(not goes_on, self._waiting)
 
     def _waiting(self, what: str) -> None:
-        """While what was deleted goes: keep the claim, if it is mine, and tell a person who would wonder."""
+        """Called while what was deleted is still there: keep the claim if it is mine, and tell what is waited for."""
         now = time.monotonic()
-        if now - self._since < _PATIENT or now - self._looked < 1.0:
+        if now - self._since < _QUIET or now - self._looked < _BETWEEN_LOOKS:
             return
         self._looked = now
         if what != self._told:
@@ -81,32 +85,32 @@ class SliceStage:
         try:
             return self.platform.slices().state == "failed"
         except ElasticTPUError:
-            return False  # whoever asks for slices is told all that is in the way
+            return False  # `acquire` raises all that is in the way
 
     def _holds_any(self) -> bool:
         try:
             return self.platform.slices().state not in ("absent", "released")
         except ElasticTPUError:
-            return True  # unknown; the release will see to it
+            return True  # unknown: `release` finds out
 
-    @patient
+    @waits_for_answer
     def poll(self) -> Verdict:
         self._verdict = self._poll_release() if self.name == "release" else self._poll_provision()
         return self._verdict
 
     def _poll_release(self) -> Verdict:
         if self._refused is not None:
-            return Verdict("done", "superseded", code=ExitCode.HELD_BY_ANOTHER, reason=self._refused)
+            return Verdict.ended(ExitCode.HELD_BY_ANOTHER, self._refused)
         report = self._report
         if report is None or report.left:
             left = ", ".join(report.left) if report else "everything"
-            return Verdict("done", "failed", "relaunch", ExitCode.INFRASTRUCTURE, f"not released: {left}")
+            return Verdict.ended(ExitCode.INFRASTRUCTURE, f"not released: {left}")
         return Verdict("done", "complete", evidence=asdict(report))
 
     def _poll_provision(self) -> Verdict:
         if self._claim.renew():
             reason = f"stop asked for by {self._claim.stopped_by} while slices were taken"
-            return Verdict("done", "cancelled", code=ExitCode.ENDED_ON_REQUEST, reason=reason)
+            return Verdict.ended(ExitCode.ENDED_ON_REQUEST, reason)
         if self._needless:
             return Verdict("done", "complete", reason="training is complete already; no slices are needed")
         seen = self.platform.slices()
@@ -114,17 +118,17 @@ class SliceStage:
         if seen.state == "ready" or (seen.state == "partly" and seen.ready >= self.run.spec.slices.minimum):
             return Verdict("done", "complete", evidence=evidence, reason=seen.detail)
         if seen.state in ("requested", "partly"):
-            if seen.with_job:  # queued, put back or recovering: not a start, and the train stage has its limits
+            if seen.with_job:  # queued, suspended or recovering: the train stage counts its limits
                 return Verdict("done", "complete", evidence=evidence, reason=seen.detail or "the run's job is there")
             limit = self.run.spec.limits.start
             if self._waited() > limit:
-                reason = f"limits.start ({limit:.0f} s) is spent: {seen.detail}"
-                return Verdict("done", "failed", "user", ExitCode.LIMIT_SPENT, reason, evidence)
+                reason = f"limits.start ({format_duration(limit)}) is spent: {seen.detail}"
+                return Verdict.ended(ExitCode.LIMIT_SPENT, reason, evidence, limit="limits.start")
             return Verdict("starting", reason=seen.detail, evidence=evidence)
-        return Verdict("done", "failed", "relaunch", ExitCode.INFRASTRUCTURE, seen.detail or "no slices", evidence)
+        return Verdict.ended(ExitCode.INFRASTRUCTURE, seen.detail or "no slices", evidence)
 
     def _waited(self) -> float:
-        """Seconds since the slices were asked for, by whichever process; since this one looks, if they were there."""
+        """Seconds since any process asked for the slices; since this one looks, if they have been ready since then."""
         from ..runs.record.events import EventReader
 
         here = time.monotonic() - self._since
@@ -151,22 +155,29 @@ class SliceStage:
         return StageResult("provision", summary, {"run": self.run.uri, "slices": wanted})
 
     def _collect_release(self) -> StageResult:
-        if nothing_left_to_do(self.run):
+        if nothing_left_to_do(self.run) or (self._last and not self._job_lives()):
             self._claim.done()
         report, wanted = self._report, self.run.spec.slices.count
         released = sum(1 for name in report.deleted if name.startswith("slice"))
         gone = f"slices released: {released} of {wanted}" if released else "slices released: none were held"
         return StageResult("release", gone, {"run": self.run.uri, **asdict(report)})
 
+    def _job_lives(self) -> bool:
+        """Whether an export or evaluation still runs: one that lost its step, which a rerun of the pipeline adopts."""
+        from ..platforms.base import Job
+
+        jobs = (Job(name, (), slices=False) for name in ("export", "evaluate"))
+        return any(self.platform.observe(job).state not in ("over", "absent") for job in jobs)
+
     def cancel(self, grace: float, by: str = "", now: bool = False) -> bool:
         del now  # nothing runs yet that could save
         if self.name == "release":
-            return False  # giving back is what a cancel would ask for
+            return False  # a release does already what a cancel asks for
         self._claim.stop(grace, by)
         return True
 
     def give_up(self) -> None:
-        """What was taken is given back by a release."""
+        """Nothing to end: a release gives the slices back."""
 
     @property
     def uri(self) -> str | None:

@@ -1,4 +1,4 @@
-"""The run's claim as a stage uses it: taken or joined in submit, looked at in poll, respected in cancel.
+"""The run's claim as a stage uses it: taken or joined in submit, renewed in poll, checked in cancel.
 
 Standard library only at import, as all of this package.
 """
@@ -9,21 +9,26 @@ import time
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from ..runs.errors import EndedOnRequest, HeldByAnother, NotFound
+from ..runs.errors import EndedOnRequest, HeldByAnother, NotFound, Unreachable
 
 if TYPE_CHECKING:
+    from ..runs.record.claim import Claim
     from ..runs.record.driver import Driver
     from ..runs.store.base import Store
 
 
 class StageClaim:
-    """Whether a stage may act, by the driver that it made."""
+    """Whether a stage may act on the run; reads and writes the claim through a `Driver`."""
 
     def __init__(self, driver: Driver, store: Store, me: tuple[str, str], seconds: float, take_over: bool) -> None:
+        """Args: `me` = holder and instance of the driver; `seconds` = after which an unrenewed claim is stale."""
         self._driver, self._store, self._me = driver, store, me
         self._seconds, self._take_over = seconds, take_over
         self._renewed = time.monotonic()
         self.stopped_by = ""
+        """Who asked for the stop, for a message; empty unless the last `renew` found a stop."""
+        self.unrenewed = ""
+        """Why the claim cannot be renewed, for a message; empty once it is."""
 
     @property
     def term(self) -> int | None:
@@ -31,77 +36,103 @@ class StageClaim:
         return self._driver.term
 
     def take(self, first: bool = True) -> None:
-        """Become the driver, or raise HeldByAnother.
+        """Become the driver. Whether a stop in the claim is undone by this: see `why_stop_stands`.
 
-        A stop of what this very instance drives is not undone. Nor is one that somebody else than the holder asked
-        for, unless this is the `first` stage of a pipeline, which begins anew.
+        Args:
+          first: this is the first stage of a pipeline.
+
+        Raises:
+          HeldByAnother: another holder drives the run.
+          EndedOnRequest: the claim holds a stop that this stage must not undo.
         """
-        from ..runs.record.claim import is_stale, read_claim
+        from ..runs.record.claim import read_claim, why_stop_stands
 
-        seen = read_claim(self._store)
-        if seen is not None and seen.claim.state == "stop":
-            claim, (holder, _) = seen.claim, self._me
-            by = claim.by or claim.holder
-            others = claim.grace == 0 and holder not in by and not is_stale(seen, self._store.now())
-            if (claim.holder, claim.instance) == self._me:
-                raise EndedOnRequest(f"stop asked for by {by}; nothing more is started")
-            if claim.holder == holder and others and not first and not self._take_over:
-                raise EndedOnRequest(f"stop asked for by {by}; nothing more is started, begin anew with provision")
+        stored = read_claim(self._store)
+        if stored is not None and stored.claim.state == "stop":
+            holder, instance = self._me
+            now = self._store.now()
+            why = why_stop_stands(stored, now, holder, instance, first=first, take_over=self._take_over)
+            if why is not None:
+                raise EndedOnRequest(why)
         self._driver.take(self._take_over)
         self._renewed = time.monotonic()
 
-    def join(self) -> None:
-        """Go on in my holder's term, unless the run is being stopped."""
+    def join(self, again: bool) -> None:
+        """Go on in my holder's term, unless the run is being stopped.
+
+        Args:
+          again: if my holder gave the claim up, take it in a new term: there is something to do.
+        """
         claim = self._driver.join()
+        if claim.state == "done" and again:
+            claim = self._driver.take()
         if claim.state == "stop":
-            raise EndedOnRequest(f"stop asked for by {claim.by or claim.holder}; nothing more is started")
+            raise EndedOnRequest(f"stop asked for by {claim.asked_by}; nothing more is started")
         self._renewed = time.monotonic()
 
     def renew(self) -> bool:
-        """Look at the claim, and renew it when it is time; True when somebody has asked to stop.
+        """Look at the claim, and renew it every ``seconds / 6``; True when somebody has asked to stop.
 
         Raises:
-          EndedOnRequest: another took the run over: end without cancelling anything.
+          EndedOnRequest: another holder or instance took the run over: end without cancelling anything.
         """
         from ..runs.record.claim import read_claim
 
-        due = time.monotonic() - self._renewed >= self._seconds / 6
-        seen = None if due else read_claim(self._store)
-        if seen is not None and (seen.claim.holder, seen.claim.term) == (self._me[0], self._driver.term):
-            claim = seen.claim
-        else:
-            self._renewed = time.monotonic()
-            claim = self._driver.renew()
-        self.stopped_by = (claim.by or claim.holder) if claim.state == "stop" else ""
+        claim = self._renewed_now() if time.monotonic() - self._renewed >= self._seconds / 6 else None
+        if claim is None:
+            stored = read_claim(self._store)
+            if stored is not None and (stored.claim.holder, stored.claim.term) == (self._me[0], self._driver.term):
+                claim = stored.claim
+            else:
+                claim = self._driver.renew()
+        self.stopped_by = claim.asked_by if claim.state == "stop" else ""
         return claim.state == "stop"
+
+    def _renewed_now(self) -> Claim | None:
+        """The claim after a write; None if it cannot be written, though perhaps read: a full disk."""
+        self._renewed = time.monotonic()
+        try:
+            claim = self._driver.renew()
+        except Unreachable as error:
+            self.unrenewed = f"the claim cannot be renewed: {error}"
+            return None
+        self.unrenewed = ""
+        return claim
 
     def is_held(self) -> bool:
         """Whether the run is driven and nobody has asked to stop."""
         from ..runs.record.claim import is_stale, read_claim
 
-        seen = read_claim(self._store)
-        return seen is not None and seen.claim.state == "held" and not is_stale(seen, self._store.now())
+        stored = read_claim(self._store)
+        return stored is not None and stored.claim.state == "held" and not is_stale(stored, self._store.now())
 
     def require_may_act(self) -> None:
-        """Raise HeldByAnother unless the claim is mine, done or stale."""
+        """Raise HeldByAnother unless the claim is this holder's, done or stale."""
         self._driver.require_may_act()
 
     def stop(self, grace: float, by: str) -> None:
-        """Ask the trainer to save and end, in my term only: one conditional write, all a dying step has time for."""
+        """Ask the trainer to save and end, only in this driver's term, in the name of its holder.
+
+        One conditional write: a step that received SIGTERM may have no time for more. `by` = text for people.
+
+        Raises:
+          HeldByAnother, EndedOnRequest: another drives the run; nothing was changed.
+          NotFound: nobody has taken the run.
+        """
         if self._driver.term is None:
             self._driver.require_may_act()
             self._driver.join()
         self._driver.stop(grace, by)
 
     def keep(self) -> None:
-        """Keep it from going stale under a stage that waits, if it is mine; another's is left as it is."""
+        """Renew the claim for a stage that waits, if it is this holder's; another holder's claim is not changed."""
         with suppress(HeldByAnother, EndedOnRequest, NotFound):
             if self._driver.term is None:
                 self._driver.join()
             self.renew()
 
     def done(self) -> None:
-        """The last stage is over and nothing is left running; another's claim is left as it is."""
+        """Record that the last stage is over and nothing is left running; another holder's claim is not changed."""
         try:
             if self._driver.term is None:
                 self._driver.join()

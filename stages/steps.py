@@ -13,6 +13,9 @@ TRAIN = JobStep("train", slices=True, claim="take")
 RELEASE = SliceStep("release")
 """Give every slice of a run back and verify that it is gone; safe to call at any time, as often as one likes."""
 
+RELEASE_AT_END = SliceStep("release", last=True)
+"""The release after all other steps of a pipeline, also of one that failed: it gives the claim up as well."""
+
 EXPORT = JobStep("export", slices=False, claim="join")
 """Export the final, proven checkpoint to a Hugging Face directory; needs only CPU."""
 

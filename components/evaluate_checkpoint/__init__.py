@@ -1,1 +1,1 @@
-"""Evaluate the export on held-out data, and apply the gate; needs only CPU."""
+"""Evaluate the export on held-out data and apply the gate. Needs only CPU."""

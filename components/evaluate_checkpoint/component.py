@@ -1,13 +1,14 @@
 """This step as a KFP component; the step is declared in stages/steps.py."""
 
-from kfp import dsl
+from ..kfp import IMAGE, kfp_needed
 
-from ..kfp import IMAGE
+with kfp_needed():
+    from kfp import dsl
 
 
 @dsl.component(base_image=IMAGE, install_kfp_package=False)  # type: ignore[untyped-decorator]
 def evaluate_checkpoint(run: str, holder: str, metrics: dsl.Output[dsl.Metrics], report: dsl.Output[dsl.HTML]) -> None:
-    """Evaluate the export on held-out data, and apply the gate; needs only CPU.
+    """Evaluate the export on held-out data and apply the gate. Needs only CPU.
 
     Args:
       run: URI of the run directory, or of the run's spec.
@@ -15,6 +16,6 @@ def evaluate_checkpoint(run: str, holder: str, metrics: dsl.Output[dsl.Metrics],
       metrics: What was measured on the held-out data, and of which export.
       report: The story of the run so far as one HTML page.
     """
-    from elastic_tpu.components.kfp import run_step  # type: ignore[import-not-found]
+    from elastic_tpu.components.kfp import run_step
 
     run_step("evaluate", run, holder, metrics=metrics, report=report)

@@ -5,6 +5,6 @@ from ..airflow import StageOperator
 
 
 class EvaluateCheckpointOperator(StageOperator):
-    """Evaluate the export on held-out data; a gate that does not pass fails the task for good."""
+    """Evaluate the export on held-out data. If the gate does not pass, the task fails and is not retried."""
 
     step = EVALUATE

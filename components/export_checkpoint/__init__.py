@@ -1,1 +1,1 @@
-"""Export the final, proven checkpoint to a Hugging Face directory; needs only CPU."""
+"""Export the final, proven checkpoint to a Hugging Face directory. Needs only CPU."""

@@ -1,13 +1,14 @@
 """This step as a KFP component; the step is declared in stages/steps.py."""
 
-from kfp import dsl
+from ..kfp import IMAGE, kfp_needed
 
-from ..kfp import IMAGE
+with kfp_needed():
+    from kfp import dsl
 
 
 @dsl.component(base_image=IMAGE, install_kfp_package=False)  # type: ignore[untyped-decorator]
 def export_checkpoint(run: str, holder: str, model: dsl.Output[dsl.Model]) -> None:
-    """Export the final, proven checkpoint to a Hugging Face directory; needs only CPU.
+    """Export the final, proven checkpoint to a Hugging Face directory. Needs only CPU.
 
     Args:
       run: URI of the run directory, or of the run's spec.
@@ -15,6 +16,6 @@ def export_checkpoint(run: str, holder: str, model: dsl.Output[dsl.Model]) -> No
       model: Which model was exported: its metadata has the URI of the Hugging Face directory (`model`), step, digests
         and spec hash. The artifact holds no file: the model stays in the run directory.
     """
-    from elastic_tpu.components.kfp import run_step  # type: ignore[import-not-found]
+    from elastic_tpu.components.kfp import run_step
 
     run_step("export", run, holder, model=model)

@@ -1,1 +1,1 @@
-"""Take the slices of a run and wait until they are ready; nothing is bought for a run that is complete."""
+"""Take the slices of a run and wait until they are ready. For a run that is already trained nothing is bought."""

@@ -1,18 +1,19 @@
 """This step as a KFP component; the step is declared in stages/steps.py."""
 
-from kfp import dsl
+from ..kfp import IMAGE, kfp_needed
 
-from ..kfp import IMAGE
+with kfp_needed():
+    from kfp import dsl
 
 
 @dsl.component(base_image=IMAGE, install_kfp_package=False)  # type: ignore[untyped-decorator]
 def provision_slices(run: str, holder: str) -> None:
-    """Take the slices of a run and wait until they are ready; nothing is bought for a run that is complete.
+    """Take the slices of a run and wait until they are ready. For a run that is already trained nothing is bought.
 
     Args:
       run: URI of the run directory, or of the run's spec.
       holder: Who drives the run, the same for every task of one pipeline run: `dsl.PIPELINE_JOB_ID_PLACEHOLDER`.
     """
-    from elastic_tpu.components.kfp import run_step  # type: ignore[import-not-found]
+    from elastic_tpu.components.kfp import run_step
 
     run_step("provision", run, holder)

@@ -1,1 +1,1 @@
-"""Give every slice of a run back and verify that it is gone; safe to call at any time, as often as one likes."""
+"""Give back every slice of a run and wait until it is gone. Safe to call at any time and repeatedly."""

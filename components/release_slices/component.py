@@ -1,18 +1,20 @@
 """This step as a KFP component; the step is declared in stages/steps.py."""
 
-from kfp import dsl
+from ..kfp import IMAGE, kfp_needed
 
-from ..kfp import IMAGE
+with kfp_needed():
+    from kfp import dsl
 
 
 @dsl.component(base_image=IMAGE, install_kfp_package=False)  # type: ignore[untyped-decorator]
-def release_slices(run: str, holder: str) -> None:
-    """Give every slice of a run back and verify that it is gone; safe to call at any time, as often as one likes.
+def release_slices(run: str, holder: str, last: bool = False) -> None:
+    """Give back every slice of a run and wait until it is gone. Safe to call at any time and repeatedly.
 
     Args:
       run: URI of the run directory, or of the run's spec.
       holder: Who drives the run, the same for every task of one pipeline run: `dsl.PIPELINE_JOB_ID_PLACEHOLDER`.
+      last: No other task of the pipeline run follows: the claim is given up, unless a job still runs.
     """
-    from elastic_tpu.components.kfp import run_step  # type: ignore[import-not-found]
+    from elastic_tpu.components.kfp import run_step
 
-    run_step("release", run, holder)
+    run_step("release", run, holder, last=last)

@@ -1,1 +1,1 @@
-"""Train on the slices as ONE long job that recovers by itself and survives its orchestrator."""
+"""Train on the slices as one long job that recovers from lost slices by itself and outlives its orchestrator."""

@@ -1,13 +1,14 @@
 """This step as a KFP component; the step is declared in stages/steps.py."""
 
-from kfp import dsl
+from ..kfp import IMAGE, kfp_needed
 
-from ..kfp import IMAGE
+with kfp_needed():
+    from kfp import dsl
 
 
 @dsl.component(base_image=IMAGE, install_kfp_package=False)  # type: ignore[untyped-decorator]
 def train_elastic(run: str, holder: str, metrics: dsl.Output[dsl.Metrics], report: dsl.Output[dsl.HTML]) -> None:
-    """Train on the slices as ONE long job that recovers by itself and survives its orchestrator.
+    """Train on the slices as one long job that recovers from lost slices by itself and outlives its orchestrator.
 
     Args:
       run: URI of the run directory, or of the run's spec.
@@ -15,6 +16,6 @@ def train_elastic(run: str, holder: str, metrics: dsl.Output[dsl.Metrics], repor
       metrics: Final step, recoveries, steps lost, goodput, seconds by kind; of which checkpoint and spec.
       report: The story of the run so far as one HTML page.
     """
-    from elastic_tpu.components.kfp import run_step  # type: ignore[import-not-found]
+    from elastic_tpu.components.kfp import run_step
 
     run_step("train", run, holder, metrics=metrics, report=report)

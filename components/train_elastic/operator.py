@@ -5,6 +5,6 @@ from ..airflow import StageOperator
 
 
 class TrainElasticOperator(StageOperator):
-    """Train on the slices; losses of slices are recovered from inside, and this task only watches."""
+    """Train on the slices. The trainer recovers from lost slices by itself; this task only watches."""
 
     step = TRAIN

@@ -29,7 +29,6 @@ MakeCase = Callable[..., Case]
 HOLDER = "dag/run 1"
 LONG = {"train": {"steps": 100_000}}
 SHORT = {"train": {"steps": 5}, "checkpoint": {"every": 5}}
-STAGES = {"export": {}, "evaluate": {"gate": ["heldout.loss <= 1.5"]}, "data": {"eval": "valid.parquet"}}
 
 
 @dataclasses.dataclass
@@ -234,6 +233,22 @@ def test_a_failure_is_reported_as_it_was_seen(make_case: MakeCase) -> None:
     LocalPlatform(case.run).release()
     with pytest.raises(AirflowFailException, match=r"told to exit at step 3.*code 70"):
         task.resume(event)
+
+
+def test_a_job_whose_limit_is_spent_is_ended(make_case: MakeCase, monkeypatch: pytest.MonkeyPatch) -> None:
+    from airflow.sdk.exceptions import AirflowFailException
+
+    case = make_case(**LONG)
+    task, trigger = training(case)
+    spent = Verdict.ended(ExitCode.LIMIT_SPENT, "limits.start is spent: no node", {"uid": "1"}, limit="limits.start")
+    monkeypatch.setattr(JobStage, "_limited", lambda *_: spent)
+    event = event_of(trigger)
+    event.payload = json.loads(json.dumps(event.payload))  # through Airflow's database
+    assert event.payload["verdict"] == {**spent.record(), "evidence": {}}
+    assert case.processes("train --run")  # a trigger only looks
+    with pytest.raises(AirflowFailException, match=r"limits.start is spent: no node.*code 77"):
+        task.resume(event)
+    until(lambda: not case.processes("train --run"), "the end of training")
 
 
 def test_storage_that_does_not_answer_is_waited_for(make_case: MakeCase, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from elastic_tpu.components import kfp as adapter
 from elastic_tpu.pipelines import describe
 from elastic_tpu.runs.errors import ElasticTPUError, ExitCode, HeldByAnother, Infrastructure, Unreachable
 from elastic_tpu.runs.judge.verdict import Verdict
-from elastic_tpu.stages.results import StageResult
+from elastic_tpu.tests.fakes.stage import ScriptedStage
 from elastic_tpu.tests.support import Case, Launcher, expected_state, lives, until
 
 MakeCase = Callable[..., Case]
@@ -41,38 +41,10 @@ class Clock:
         self.now += seconds
 
 
-class Scripted:
-    """A stage that answers as told: a verdict, or an error to raise."""
-
-    name, interval, term, uri = "train", 10.0, 1, None
-    stops = True
-
-    def __init__(self, *looks: Verdict | BaseException, collects: Sequence[BaseException] = ()) -> None:
-        self.looks, self.collects, self.cancelled = list(looks), list(collects), []
-
-    def submit(self) -> None:
-        pass
-
-    def poll(self) -> Verdict:
-        look = self.looks.pop(0)
-        if isinstance(look, BaseException):
-            raise look
-        return look
-
-    def collect(self) -> StageResult:
-        if self.collects:
-            raise self.collects.pop(0)
-        return StageResult("train", "well")
-
-    def cancel(self, grace: float, by: str = "", now: bool = False) -> bool:
-        self.cancelled.append((grace, by, now))
-        return self.stops
-
-
 DONE = Verdict("done", "complete")
 
 
-def followed(stage: Scripted) -> tuple[list[str], float]:
+def followed(stage: ScriptedStage) -> tuple[list[str], float]:
     """The lines of the log, and the seconds that it took."""
     lines: list[str] = []
     clock = Clock()
@@ -82,26 +54,26 @@ def followed(stage: Scripted) -> tuple[list[str], float]:
 
 def test_the_log_has_a_line_for_each_change_and_one_every_30_seconds() -> None:
     running = [Verdict("running")] * 7
-    lines, seconds = followed(Scripted(Verdict("queued", reason="position 3"), *running, DONE))
+    lines, seconds = followed(ScriptedStage(Verdict("queued", reason="position 3"), *running, DONE))
     assert lines == ["train: queued, position 3", "train: running", "train: running", "train: running"]
     assert seconds == 80
 
 
 def test_a_storage_that_does_not_answer_is_waited_for() -> None:
     lost = Unreachable("bucket: no answer")
-    lines, _ = followed(Scripted(Verdict("running"), lost, lost, DONE, collects=[lost]))
+    lines, _ = followed(ScriptedStage(Verdict("running"), lost, lost, DONE, collects=[lost]))
     assert lines[1:] == ["waiting for an answer: bucket: no answer"] * 3
 
 
 def test_a_storage_that_never_answers_ends_the_step_as_infrastructure() -> None:
     clock = Clock()
     with pytest.raises(Unreachable):
-        adapter.follow(Scripted(*[Unreachable("gone")] * 999), tell=str, clock=clock, sleep=clock.sleep)
+        adapter.follow(ScriptedStage(*[Unreachable("gone")] * 999), tell=str, clock=clock, sleep=clock.sleep)
     assert 1800 <= clock.now < 2000
 
 
 def test_sigterm_cancels_with_a_grace_that_a_rescheduled_step_undoes() -> None:
-    stage = Scripted(Verdict("running"), adapter.Terminated())
+    stage = ScriptedStage(Verdict("running"), adapter.Terminated())
     with pytest.raises(adapter.Terminated):
         adapter.follow(stage, tell=str, sleep=lambda _: None)
     assert stage.cancelled == [(300.0, "SIGTERM", False)]
@@ -121,7 +93,7 @@ def test_sigterm_cancels_with_a_grace_that_a_rescheduled_step_undoes() -> None:
 def test_a_step_ends_with_the_exit_code_of_its_error(
     error: BaseException | None, code: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(adapter, "open_stage", lambda *_, **__: Scripted(error or DONE))
+    monkeypatch.setattr(adapter, "open_stage", lambda *_, **__: ScriptedStage(error or DONE))
     before = signal.getsignal(signal.SIGTERM)
     try:
         adapter.run_step("train", "run", "job-1")
@@ -134,11 +106,11 @@ def test_a_step_ends_with_the_exit_code_of_its_error(
 
 
 def test_a_release_tries_again_and_other_steps_do_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    opened: list[Scripted] = []
+    opened: list[ScriptedStage] = []
 
-    def open_stage(*_: object, **__: object) -> Scripted:
+    def open_stage(*_: object, **__: object) -> ScriptedStage:
         errors = [Infrastructure("slice 1 is left")] if len(opened) < 3 else []
-        opened.append(Scripted(DONE, collects=errors))
+        opened.append(ScriptedStage(DONE, collects=errors))
         return opened[-1]
 
     monkeypatch.setattr(adapter, "open_stage", open_stage)
@@ -169,7 +141,7 @@ def test_a_train_step_that_is_drained_is_followed_by_one_and_training_never_noti
     drained.terminate()
     end = time.monotonic() + 1.0
     stopped = until(lambda: case.claim if case.claim and case.claim.claim.state == "stop" else None, "a stop", 1.0)
-    assert (stopped.claim.grace, stopped.claim.by) == (300, "SIGTERM")
+    assert (stopped.claim.grace, stopped.claim.by, stopped.claim.by_holder) == (300, "SIGTERM", "job-1")
     time.sleep(max(0.0, end - time.monotonic()))
     drained.kill()
     drained.wait()
@@ -220,7 +192,8 @@ def test_a_pipeline_whose_provision_was_refused_releases_nothing(make_case: Make
 @pytest.mark.parametrize("name", describe.NAMES)
 def test_a_component_has_the_two_parameters_and_a_pinned_image(name: str) -> None:
     spec = describe.component(name).component_spec
-    assert {key: value.type for key, value in spec.inputs.items()} == {"run": "String", "holder": "String"}
+    last = {"last": "Boolean"} if name == "release_slices" else {}
+    assert {key: value.type for key, value in spec.inputs.items()} == {"run": "String", "holder": "String", **last}
     assert spec.implementation.container.image == f"elastic-tpu:{__version__}"
     about = describe.metadata(name)
     assert about["name"] == name
@@ -268,7 +241,7 @@ def test_a_storage_that_does_not_answer_for_the_progress_ends_nothing() -> None:
         raise Unreachable("no answer")
 
     lines: list[str] = []
-    stage = Scripted(Verdict("running"), DONE)
+    stage = ScriptedStage(Verdict("running"), DONE)
     assert adapter.follow(stage, progress=progress, tell=lines.append, sleep=lambda _: None).summary == "well"
     assert lines == ["train: running"]
 
@@ -276,7 +249,7 @@ def test_a_storage_that_does_not_answer_for_the_progress_ends_nothing() -> None:
 @pytest.mark.parametrize(("stops", "said"), [(True, "stop written"), (False, "nothing is stopped")])
 def test_the_log_says_whether_a_stop_was_written(stops: bool, said: str) -> None:
     lines: list[str] = []
-    stage = Scripted(adapter.Terminated())
+    stage = ScriptedStage(adapter.Terminated())
     stage.stops = stops
     with pytest.raises(adapter.Terminated):
         adapter.follow(stage, tell=lines.append, sleep=lambda _: None)

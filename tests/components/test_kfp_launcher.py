@@ -15,8 +15,6 @@ from typing import Any
 import pytest
 from elastic_tpu.pipelines import describe
 from elastic_tpu.tests.support import Case
-from kfp.dsl import executor
-from kfp.dsl.types import artifact_types
 
 ROOT = "minio://mlpipeline/v2/artifacts/train-export-evaluate/5c1e9d"
 SCHEMES = ("gs://", "s3://", "minio://")  # others are left alone by the launcher, oci:// among them
@@ -33,6 +31,8 @@ def refusal(uri: str) -> str:
 
 def executed(component: Any, run: str, output: Path) -> dict[str, Any]:
     """Run a component in kfp's executor; its output artifacts by name, as the launcher merges them."""
+    from kfp.dsl import executor  # importing kfp takes seconds
+
     spec = component.component_spec
     artifacts = {
         name: {"name": name, "type": {"schemaTitle": value.type.partition("@")[0]}, "uri": f"{ROOT}/{name}"}
@@ -69,7 +69,7 @@ def test_the_launcher_takes_every_artifact_of_a_pipeline(
     make_case: Callable[..., Case], gcs_bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On a backend the run is in a bucket, so what lies in its directory is outside the pipeline root."""
-    monkeypatch.setattr(artifact_types, "_MINIO_LOCAL_MOUNT_PREFIX", f"{tmp_path}/minio/")
+    monkeypatch.setattr("kfp.dsl.types.artifact_types._MINIO_LOCAL_MOUNT_PREFIX", f"{tmp_path}/minio/")
     output = f"gs://{gcs_bucket}/runs"
     case = make_case(
         run={"output": output},

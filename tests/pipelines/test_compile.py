@@ -40,9 +40,9 @@ def test_every_task_gets_the_run_and_the_holder_in_a_form_that_backends_resolve(
     assert list(compiled["root"]["inputDefinitions"]["parameters"]) == ["run"]
     found = tasks(compiled)
     assert set(found) == {*ORDER, "release-at-the-end"}
-    for task in found.values():
+    for name, task in found.items():
         inputs = task["inputs"]["parameters"]
-        assert set(inputs) == {"run", "holder"}
+        assert set(inputs) == {"run", "holder", *(["last"] if name == "release-at-the-end" else [])}
         assert inputs["holder"] == {"runtimeValue": {"constant": "{{$.pipeline_job_uuid}}"}}
         assert inputs["run"]["componentInputParameter"] in ("run", "pipelinechannel--run")
     (handler,) = (t for k, t in compiled["root"]["dag"]["tasks"].items() if "exit-handler" in k)
@@ -67,6 +67,7 @@ def test_tasks_are_in_order_and_the_exit_task_runs_whatever_happened(compiled: d
     at_end = found["release-at-the-end"]
     assert at_end["triggerPolicy"]["strategy"] == "ALL_UPSTREAM_TASKS_COMPLETED"
     assert at_end["dependentTasks"] == ["exit-handler-1"]
+    assert at_end["inputs"]["parameters"]["last"] == {"runtimeValue": {"constant": True}}  # gives the claim up
     assert "taskFinalStatus" not in yaml.safe_dump(compiled)  # backends disagree about it
 
 

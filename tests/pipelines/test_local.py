@@ -213,7 +213,7 @@ ALL = [Note(name, 0) for name in ("provision", "train", "release", "export", "ev
         (ALL, 0, "complete", 0),
         ([*ALL[:1], Note("train", 70, "a bug"), Note("release", 0)], 1, "failed", 70),
         ([*ALL[:1], Note("train", 70, "a bug"), Note("release", 0)], 0, "failed", 70),  # whatever kfp.local says
-        ([Note("provision", 69, "another"), Note("release", 69, "another")], 1, "failed", 69),
+        ([Note("provision", 69, "another"), Note("release", 69, "another")], 1, "superseded", 69),
         ([*ALL[:1], Note("train"), Note("release", 0)], 1, "failed", 75),
         ([*ALL[:1], Note("train", 143, "ended by SIGTERM"), Note("release", 0)], 1, "failed", 75),
         ([*ALL[:5], Note("release", 75, "slice 1 is left")], 1, "failed", 75),

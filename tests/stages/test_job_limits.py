@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
-from elastic_tpu.platforms.base import Job, ReleaseReport, SliceState
 from elastic_tpu.runs.errors import ExitCode, LimitSpent
 from elastic_tpu.runs.judge.verdict import Observation
 from elastic_tpu.runs.record import paths
@@ -19,39 +18,10 @@ from elastic_tpu.runs.spec.load import read_spec
 from elastic_tpu.stages.job_stage import JobStage
 from elastic_tpu.stages.stage_claim import StageClaim
 from elastic_tpu.stages.steps import EXPORT, TRAIN
+from elastic_tpu.tests.fakes.platform import FakePlatform
 from elastic_tpu.tests.support import Case
 
-
-@dataclass
-class Shown:
-    """A platform that shows what it was told to, and remembers what was asked of it."""
-
-    seen: Observation
-    launched: list[str] = field(default_factory=list)
-    cancelled: list[str] = field(default_factory=list)
-
-    def acquire(self) -> None: ...
-
-    def slices(self) -> SliceState:
-        return SliceState("requested", 0, 2)
-
-    def release(self, jobs: bool = True, waiting: object = None) -> ReleaseReport:
-        return ReleaseReport((), (), ())
-
-    def launch(self, job: Job, waiting: object = None) -> None:
-        self.launched.append(job.name)
-
-    def observe(self, job: Job) -> Observation:
-        return self.seen
-
-    def cancel(self, job: Job, now: bool = False) -> None:
-        self.cancelled.append(job.name)
-
-    def kill_slice(self, index: int, whole: bool = False) -> str:
-        return ""
-
-
-MakeStage = Callable[..., tuple[JobStage, Shown]]
+MakeStage = Callable[..., tuple[JobStage, FakePlatform]]
 
 
 @pytest.fixture
@@ -67,14 +37,14 @@ def make_stage(make_case: Callable[..., Case]) -> MakeStage:
         driver = Driver(run.store, "dag/1", "1", 600)
         driver.take()
         claim = StageClaim(driver, run.store, ("dag/1", "1"), 600, take_over=False)
-        shown = Shown(seen)
+        shown = FakePlatform(seen)
         return JobStage(step, run, shown, claim, lambda _: None), shown
 
     return make
 
 
-def since(minutes: float) -> str:
-    return (datetime.now(UTC) - timedelta(minutes=minutes)).isoformat()
+def since(minutes: float) -> datetime:
+    return datetime.now(UTC) - timedelta(minutes=minutes)
 
 
 SPENT = [
@@ -82,7 +52,7 @@ SPENT = [
     (Observation("starting", detail="no node", waited=601), "limits.start (10m) is spent: no node"),
     (Observation("suspended", waited=3601), "limits.queue (1h) is spent: it ran and was put back"),
     (Observation("over", -9, True, "no node", waited=601), "limits.start (10m) is spent: no node"),
-    (Observation("running", evidence={"running_since": since(6)}), "limits.first_step (5m) is spent: all slices are"),
+    (Observation("running", running_since=since(6)), "limits.first_step (5m) is spent: all slices are"),
 ]
 
 
@@ -94,6 +64,7 @@ def test_a_spent_limit_ends_the_job_and_says_what_it_waited_for(
     verdict = stage.poll()
     assert (verdict.phase, verdict.outcome, verdict.act, verdict.code) == ("done", "failed", "user", 77)
     assert verdict.reason.startswith(reason)
+    assert reason.startswith(f"{verdict.limit} (")
     assert not shown.cancelled  # a look changes nothing
     with pytest.raises(LimitSpent, match="is spent") as caught:
         stage.collect()
@@ -134,13 +105,29 @@ def test_a_job_that_still_may_wait(make_stage: MakeStage, seen: Observation, pha
 
 def test_training_that_got_on_has_started(make_stage: MakeStage) -> None:
     status = Status("r-12345678", 1, "n", phase="training", step=3)
-    seen = Observation("running", evidence={"running_since": since(600)})
+    seen = Observation("running", running_since=since(600))
     assert make_stage(seen, status=status)[0].poll().phase == "running"
 
 
 def test_an_export_that_never_starts_is_ended_and_one_that_runs_is_not(make_stage: MakeStage) -> None:
     assert make_stage(Observation("starting", waited=601), step=EXPORT)[0].poll().code == 77
-    assert not make_stage(Observation("running", evidence={"running_since": since(600)}), step=EXPORT)[0].poll().done
+    assert not make_stage(Observation("running", running_since=since(600)), step=EXPORT)[0].poll().done
+
+
+@pytest.mark.parametrize(("minutes_before", "spent"), [(4, False), (6, True)])
+def test_limits_count_by_the_clusters_clock(make_stage: MakeStage, minutes_before: float, spent: bool) -> None:
+    """This machine's clock may be off by hours."""
+    seen_at = datetime.now(UTC) + timedelta(hours=9)
+    seen = Observation("running", running_since=seen_at - timedelta(minutes=minutes_before), seen_at=seen_at)
+    assert make_stage(seen)[0].poll().done is spent
+
+
+@pytest.mark.parametrize("stuck", [False, True])
+def test_a_launcher_that_watches_frees_stuck_pods(make_stage: MakeStage, stuck: bool) -> None:
+    stage, shown = make_stage(Observation("running", stuck=stuck))
+    stage.submit()
+    assert stage.poll().phase == "running"
+    assert shown.freed == (["train", "train"] if stuck else [])
 
 
 @pytest.mark.parametrize("state", ["queued", "suspended"])

@@ -8,8 +8,8 @@ import pytest
 from elastic_tpu.runs.errors import ElasticTPUError, HeldByAnother, Unreachable
 from elastic_tpu.runs.record.run import Run
 from elastic_tpu.stages.report_hook import reported
+from elastic_tpu.tests.fakes.store import MemoryStore
 from elastic_tpu.tests.tools import small
-from elastic_tpu.tests.tools.memory_store import MemoryStore
 
 
 class Stage:

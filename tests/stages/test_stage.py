@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import socket
 import time
 from collections.abc import Callable
 
 import pytest
-from elastic_tpu.runs.errors import ElasticTPUError, EndedOnRequest, ExitCode, HeldByAnother
+from elastic_tpu.runs.errors import ElasticTPUError, EndedOnRequest, ExitCode, HeldByAnother, Infrastructure
 from elastic_tpu.runs.judge.verdict import Verdict
+from elastic_tpu.runs.store import records
 from elastic_tpu.stages.open import open_stage
 from elastic_tpu.stages.stage import Stage, Step
-from elastic_tpu.stages.steps import EVALUATE, EXPORT, PROVISION, RELEASE, TRAIN
+from elastic_tpu.stages.steps import EVALUATE, EXPORT, PROVISION, RELEASE, RELEASE_AT_END, TRAIN
 from elastic_tpu.tests.support import Case, expected_state, until
 
 MakeCase = Callable[..., Case]
+DATA = {"eval": "valid.parquet"}
 
 
 def stage(case: Case, step: Step, holder: str = "dag/1", instance: str = "try 1", **more: object) -> Stage:
@@ -169,3 +172,78 @@ def test_results_are_not_collected_before_the_end_nor_from_a_failure(make_case: 
     assert caught.value.code == ExitCode.BUG
     assert released(case).outcome == "complete"
     until(lambda: not case.processes())
+
+
+def failed_export(case: Case) -> None:
+    """A pipeline whose export fails, to the end of its last release."""
+    provisioned(case)
+    for step in (TRAIN, RELEASE):
+        opened = stage(case, step)
+        opened.submit()
+        assert end(opened).outcome == "complete"
+        opened.collect()
+    with pytest.raises(HeldByAnother):  # the run is not given up between two stages
+        stage(case, PROVISION, "dag/2").submit()
+    export = stage(case, EXPORT)
+    export.submit()
+    assert end(export).outcome == "failed"
+    last = stage(case, RELEASE_AT_END)
+    last.submit()
+    assert end(last).outcome == "complete"
+    last.collect()
+
+
+def state_of(case: Case) -> tuple[str, int, str]:
+    assert case.claim is not None
+    return case.claim.claim.holder, case.claim.claim.term, case.claim.claim.state
+
+
+def test_a_rerun_takes_what_a_failed_pipeline_gave_up(make_case: MakeCase) -> None:
+    case = make_case("--fail-job", "export", train={"steps": 10}, export={}, evaluate={}, data=DATA)
+    failed_export(case)
+    assert state_of(case) == ("dag/1", 1, "done")
+    provisioned(case, "dag/2")
+    assert state_of(case) == ("dag/2", 2, "held")
+    with pytest.raises(HeldByAnother):
+        stage(case, EXPORT).submit()  # of the pipeline that gave the run up
+
+
+def test_a_retry_takes_again_what_its_last_release_gave_up(make_case: MakeCase) -> None:
+    """As a user of Airflow who clears the failed export."""
+    case = make_case("--fail-job", "export", train={"steps": 10}, export={}, evaluate={}, data=DATA)
+    failed_export(case)
+    again = stage(case, EXPORT, instance="try 2")
+    again.submit()
+    assert state_of(case) == ("dag/1", 2, "held")
+    with pytest.raises(HeldByAnother):
+        stage(case, PROVISION, "dag/2").submit()
+    assert end(again).outcome == "failed"  # and not ended by its supervisor, as the job of a run that is over
+    assert len(case.attempts("export")) == 2
+
+
+@pytest.mark.parametrize("step", [PROVISION, TRAIN])
+def test_a_launcher_on_the_wrong_host_leaves_a_healthy_run_alone(
+    make_case: MakeCase, monkeypatch: pytest.MonkeyPatch, step: Step
+) -> None:
+    """A run directory on a shared disk: another worker of the same pipeline run, or a user with --take-over."""
+    case = make_case(train={"steps": 100_000})
+    first = training(case)
+    with monkeypatch.context() as elsewhere:
+        elsewhere.setattr("socket.gethostname", lambda: "elsewhere")
+        with pytest.raises(Infrastructure, match=r"processes of host .* go there"):
+            stage(case, step, instance="try 2", take_over=True).submit()
+    assert first.poll().phase in ("running", "starting")
+    assert state_of(case) == ("dag/1", 1, "held")
+    assert released(case).outcome == "complete"
+
+
+def test_a_launcher_takes_slices_anew_where_their_host_is_gone(make_case: MakeCase) -> None:
+    case = make_case(local={"unclaimed": "1s"})
+    provisioned(case)
+    case.supervisor().kill()
+    record = {**(case.json("slices.json") or {}), "host": "elsewhere"}
+    case.run.store.put("slices.json", records.dump(record))
+    time.sleep(1.1)
+    provisioned(case, "dag/2")
+    assert (case.json("slices.json") or {})["host"] == socket.gethostname()
+    assert released(case, "dag/2").outcome == "complete"
