@@ -1,1 +1,1 @@
-"""report.html: the story of a run on one page. The only room that uses jinja2 and pygal."""
+"""report.html: what happened in a run, on one page. The only room that uses jinja2 and pygal."""

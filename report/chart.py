@@ -1,6 +1,6 @@
-"""The loss curve as SVG, drawn by pygal: no script in it, and every colour left to the page's style sheet.
+"""The loss curve as SVG, drawn by pygal: without script, with every colour set by the page's style sheet.
 
-Text in an SVG shrinks with it, so the page gets two drawings and shows the one that fits the screen.
+Text in an SVG shrinks with the drawing, so the page gets two drawings and shows the one that fits the screen.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from ..runs.record.loss_log import Loss
 from .story import Curve
 
 _SPAN = 8.0  # a loss rarely falls further than from ln(vocabulary) to 1.5
-_POINTS = 800  # of a line: more than it has pixels on a phone, about as many as on a desk
+_POINTS = 800  # points of a line: more than a phone has pixels across, about as many as a desktop screen
 
 Point = tuple[float, float | None] | dict[str, Any] | None
 
@@ -37,8 +37,8 @@ def loss_chart(curve: Curve, marks: Sequence[Mark], steps: int, width: int, heig
       curve: what to draw; it must have finite losses.
       marks: where recoveries were.
       steps: of the whole run, to which the axis reaches when more than half of it is done.
-      width: of the drawing, in CSS pixels at which text has its proper size.
-      height: likewise.
+      width: of the drawing in CSS pixels; at this width text has its normal size.
+      height: of the drawing in CSS pixels.
     """
     import pygal
     from pygal.style import Style
@@ -82,7 +82,7 @@ def loss_chart(curve: Curve, marks: Sequence[Mark], steps: int, width: int, heig
 
 
 def _labelled(marks: Sequence[Mark], apart: float) -> list[tuple[Mark, str]]:
-    """Marks with their labels; those that are less than so many steps apart share the one of the first."""
+    """Marks with their labels; marks less than `apart` steps after the first of a group share its label."""
     groups: list[list[Mark]] = []
     for mark in sorted(marks, key=lambda mark: mark.step):
         if not groups or mark.step - groups[-1][0].step >= apart:
@@ -119,7 +119,7 @@ def _joined(lines: Iterable[Sequence[Loss]], scale: Callable[[float], float]) ->
 
 
 def _ticks(last: int, count: int) -> list[float]:
-    """Round steps from 0 to `last`, about so many."""
+    """Round numbers of steps from 0 to `last`, about `count` of them."""
     rough = max(1.0, last / count)
     power = 10 ** (len(str(int(rough))) - 1)
     every = next(m * power for m in (1, 2, 5, 10) if m * power >= rough)
@@ -127,7 +127,7 @@ def _ticks(last: int, count: int) -> list[float]:
 
 
 def _plain(root: Any) -> str:
-    """The drawing without pygal's own script, style and dates, which the page neither wants nor allows."""
+    """The drawing without pygal's own script, style and dates, which the page's policy does not allow."""
     unwanted = ("defs", "title", "desc")
     for element in list(root.iter()):
         for child in list(element):

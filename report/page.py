@@ -1,6 +1,6 @@
-"""Lays a story out as one HTML page: no script, nothing to fetch, readable on a phone, in the dark and on paper.
+"""Lays a story out as one HTML page: no script, nothing to fetch, readable on a phone, in dark mode and on paper.
 
-Jinja2 escapes every text that comes from the run; the page's own policy forbids scripts and the network on top of it.
+Jinja2 escapes every text that comes from the run; the page's Content-Security-Policy also forbids scripts and network.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ import jinja2
 import yaml
 from markupsafe import Markup
 
-from ..runs.judge.goodput import RECOVERY_PARTS, Recovery
+from ..runs.record.recovery_events import RECOVERY_PARTS
+from ..runs.units import GIB, show_duration, show_size
 from .chart import Mark, is_logarithmic, loss_chart
 from .story import Story
 from .timeline import Timeline
 
 _FOLDER = Path(__file__).parent
-_UNITS = ((86400, "d"), (3600, "h"), (60, "min"))
 
 
 def page(story: Story) -> str:
-    """The page, whole."""
+    """The page as HTML."""
     records, curve = story.records, story.curve
     marks = [Mark(r.reached, number) for number, r in enumerate(story.goodput.recoveries, start=1)]
     steps = records.spec.train.steps
@@ -61,32 +61,18 @@ def _environment() -> jinja2.Environment:
     )
     environment.filters |= {
         "time": show_time,
-        "seconds": show_seconds,
+        "seconds": lambda seconds: show_duration(seconds, tenths=True),
         "number": show_number,
         "size": show_size,
         "words": lambda name: str(name).replace("_", " "),
-        "whole": _whole_seconds,
     }
-    environment.globals["share"] = _share
+    environment.globals |= {"share": _share, "GIB": GIB}
     return environment
 
 
 def show_time(when: datetime | None) -> str:
     """UTC, to the second: the head of the page says that all times are UTC."""
     return "" if when is None else when.astimezone(UTC).strftime("%Y-%m-%d %H:%M:%S")
-
-
-def show_seconds(seconds: float) -> str:
-    """3.1 s, 4 min 12 s, 2 h 5 min, 3 d 4 h."""
-    if seconds < 60:
-        return f"{seconds:.1f} s" if round(seconds, 1) < 60 else "1 min"
-    left = round(seconds)
-    for index, (size, unit) in enumerate(_UNITS):
-        if left >= size:
-            count, rest = divmod(left, size)
-            below, name = (*_UNITS, (1, "s"))[index + 1]
-            return f"{count} {unit}" + (f" {rest // below} {name}" if rest // below else "")
-    return f"{left} s"
 
 
 def show_number(value: object) -> str:
@@ -98,26 +84,13 @@ def show_number(value: object) -> str:
     return f"{value:,}" if isinstance(value, int) else f"{value:.4f}" if 0.001 <= abs(value) < 1e4 else f"{value:.4g}"
 
 
-def show_size(count: float) -> str:
-    """Bytes in binary units."""
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if count < 1024:
-            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
-        count /= 1024
-    return f"{count:.1f} TiB"
-
-
-def _whole_seconds(recovery: Recovery) -> float:
-    return sum(recovery.seconds.values())
-
-
 def _share(part: float, whole: float) -> str:
-    """Per cent for a style, whatever the numbers."""
+    """`part` of `whole` in per cent for the style sheet, from 0 to 100 whatever the numbers are."""
     return f"{100 * min(1.0, max(0.0, part / whole)):.3f}" if whole > 0 else "0"
 
 
 def _ticks(timeline: Timeline) -> list[str]:
-    """Labels of a time axis: begin, quarters, end; with the date where the day is another than before."""
+    """Labels of a time axis: begin, quarters, end; with the date if the axis spans more than one day."""
     length = timeline.end - timeline.begin
     times = [(timeline.begin + length * quarter / 4).astimezone(UTC) for quarter in range(5)]
     many_days = times[0].date() != times[-1].date()
@@ -126,7 +99,7 @@ def _ticks(timeline: Timeline) -> list[str]:
 
 
 def _flat(metrics: Any, prefix: str = "") -> Sequence[tuple[str, object]]:
-    """Nested metrics as dotted names; what is no single value is left out."""
+    """Nested metrics by dotted names; a value that is neither a number nor text is left out."""
     found: list[tuple[str, object]] = []
     for name, value in metrics.items():
         if isinstance(value, dict):

@@ -1,10 +1,10 @@
-"""report.html: the story of a run on one self-contained page, for whoever asks what happened.
+"""report.html: what happened in a run, on one self-contained page.
 
     write_report(run)          # reads the run directory, writes report.html into it
     page = render(run)         # the same page as text
 
-Written by the collect of every stage, so it must tell of runs that failed, or that go on, as well: what is not there
-is left out, and what cannot be read is named on the page.
+Written by the collect of every stage, so it must also describe runs that failed or go on: what is not there is left
+out, and what cannot be read is named on the page.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ from ..runs.record.run import Run
 from ..runs.record.status import Status, load_status
 from ..runs.spec.plan import make_plan
 from ..runs.store import records
-from .run_records import Attempt, Records
+from ..runs.store.base import time_to_show
+from .run_records import AttemptRow, Records
 from .story import tell
 
 NAME = "report.html"
@@ -45,7 +46,7 @@ def write_report(run: Run) -> str:
 
 
 def render(run: Run) -> str:
-    """The page as it is to be told now.
+    """The page as of now.
 
     Raises:
       Unreachable: the storage does not answer.
@@ -57,7 +58,7 @@ def render(run: Run) -> str:
 
 @dataclass
 class _Reading:
-    """Reads what can be read, and remembers what cannot."""
+    """Reads records, and keeps the reasons of those that could not be read in `gaps`."""
 
     gaps: list[str] = field(default_factory=list)
 
@@ -71,22 +72,23 @@ class _Reading:
             return otherwise
 
 
-def read_records(run: Run, now: datetime | None = None) -> Records:
+def read_records(run: Run) -> Records:
     """Everything in the run directory that the story is told from.
 
     Raises:
-      Unreachable: the storage does not answer; anything that is merely damaged is named in `gaps`.
+      Unreachable: the storage does not answer. A damaged record does not raise, it is named in `gaps`.
     """
     reading, store = _Reading(), run.store
     result = reading.try_to(lambda: read_result(run), None)
     status, seen = reading.try_to(lambda: _status(run), (None, None))
     manifest = reading.try_to(lambda: published.export_of(run, result)[0], None) if result else None
     evaluation = reading.try_to(lambda: published.evaluation_of(run)[0], None) if manifest else None
+    reading.gaps += [e.why for e in reading.try_to(lambda: published.evaluations(run), []) if e.why]
     events = EventReader(store).all()
     return Records(
         uri=run.uri,
         spec=run.spec,
-        now=now or store.now(),
+        now=time_to_show(store),
         events=tuple(events),
         status=status,
         seen=seen,
@@ -128,8 +130,8 @@ def _sizes(run: Run) -> dict[int, dict[str, int]]:
     return {step: sizes for step, sizes in found.items() if proof.COMMIT in sizes}
 
 
-def _attempts(run: Run, job: str, events: Sequence[Event], reading: _Reading) -> list[Attempt]:
-    """The attempts of a job, from their small files; who has no exit on record may have told of it in an event."""
+def _attempts(run: Run, job: str, events: Sequence[Event], reading: _Reading) -> list[AttemptRow]:
+    """The attempts of a job, from started.json and exit.json; where exit.json is missing, from attempt.ended."""
     folder = paths.attempts(job) + "/"
     files: dict[int, dict[str, dict[str, Any]]] = {}
     for entry in run.store.list(folder):
@@ -138,21 +140,21 @@ def _attempts(run: Run, job: str, events: Sequence[Event], reading: _Reading) ->
             record = reading.try_to(partial(run.read, entry.name), None)
             files.setdefault(int(number), {})[file] = record or {}
     writer = "trainer" if job == "train" else job
-    told = {e.attempt: e for e in events if e.kind == "attempt.ended" and e.writer == writer}
-    return [_attempt(job, number, files[number], told.get(number)) for number in sorted(files)]
+    ends = {e.attempt: e for e in events if e.kind == "attempt.ended" and e.writer == writer}
+    return [_attempt(job, number, files[number], ends.get(number)) for number in sorted(files)]
 
 
-def _attempt(job: str, number: int, files: Mapping[str, Mapping[str, Any]], said: Event | None) -> Attempt:
+def _attempt(job: str, number: int, files: Mapping[str, Mapping[str, Any]], end: Event | None) -> AttemptRow:
     started, ended = files.get("started.json", {}), files.get("exit.json", {})
-    words = said.data if said else {}
-    code = ended.get("exit_code", words.get("code"))
-    return Attempt(
+    in_event = end.data if end else {}
+    code = ended.get("exit_code", in_event.get("code"))
+    return AttemptRow(
         job,
         number,
         began=_time(started.get("time")),
-        ended=_time(ended.get("time")) or (said.time if said else None),
+        ended=_time(ended.get("time")) or (end.time if end else None),
         code=code if isinstance(code, int) else None,
-        reason=str(words.get("reason") or ended.get("reason") or ""),
+        reason=str(in_event.get("reason") or ended.get("reason") or ""),
     )
 
 

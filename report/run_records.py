@@ -1,15 +1,14 @@
-"""What the report is told from: the records of a run as they were read, and nothing made of them yet."""
+"""The records of a run as they were read, which the report is made from."""
 
 from __future__ import annotations
 
-import signal
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from ..runs.errors import ExitCode
-from ..runs.record.claim import Seen
+from ..runs.errors import exit_words
+from ..runs.record.claim import StoredClaim
 from ..runs.record.events import Event
 from ..runs.record.loss_log import Loss
 from ..runs.record.proof import Proof
@@ -19,34 +18,10 @@ from ..runs.spec.gate import GateReport
 from ..runs.spec.plan import Plan
 from ..runs.spec.run_spec import RunSpec
 
-_MEANING: Mapping[int, str] = {
-    ExitCode.COMPLETE: "complete",
-    ExitCode.BAD_INPUT: "bad spec or input",
-    ExitCode.GATE_FAILED: "the gate did not pass",
-    ExitCode.HELD_BY_ANOTHER: "held by another",
-    ExitCode.BUG: "a bug or user error",
-    ExitCode.INFRASTRUCTURE: "infrastructure, or stalled",
-    ExitCode.ENDED_ON_REQUEST: "ended on request",
-    ExitCode.LIMIT_SPENT: "a limit of the spec is spent",
-    ExitCode.EVICTED: "evicted",
-}
-
-
-def meaning_of(code: int | None) -> str:
-    """An exit code in words."""
-    if code is None:
-        return "has not ended, or nobody saw how"
-    if code < 0:
-        try:
-            return f"killed by {signal.Signals(-code).name}"
-        except ValueError:
-            return f"killed by signal {-code}"
-    return _MEANING.get(code, "not a code of the trainer")
-
 
 @dataclass(frozen=True)
-class Attempt:
-    """One process start of a job as its two small files tell it; `code` is negative for a signal."""
+class AttemptRow:
+    """One process start of a job, from its started.json and exit.json; `code` is negative for a signal."""
 
     job: str
     number: int
@@ -58,7 +33,7 @@ class Attempt:
     @property
     def meaning(self) -> str:
         """The exit code in words."""
-        return meaning_of(self.code)
+        return exit_words(self.code)
 
 
 @dataclass(frozen=True)
@@ -66,7 +41,7 @@ class Records:
     """What was found in the run directory at `now` (the storage's clock); None or empty for what is not there.
 
     Attributes:
-      sizes: of the checkpoints on storage: bytes by file name, by step.
+      sizes: bytes by file name, by step, of each finished checkpoint on storage.
       seen: when status.json was last written.
       gaps: what could not be read, and why.
     """
@@ -77,10 +52,10 @@ class Records:
     events: tuple[Event, ...] = ()
     status: Status | None = None
     seen: datetime | None = None
-    claim: Seen | None = None
+    claim: StoredClaim | None = None
     result: TrainingResult | None = None
     losses: tuple[Loss, ...] = ()
-    attempts: tuple[Attempt, ...] = ()
+    attempts: tuple[AttemptRow, ...] = ()
     proofs: Mapping[int, Proof] | None = None
     sizes: Mapping[int, Mapping[str, int]] | None = None
     manifest: Mapping[str, Any] | None = None

@@ -1,7 +1,6 @@
-"""What a run's records amount to, for a person who wants to know what happened: pure, from `Records` to a `Story`.
+"""From the records of a run to the story that the page lays out: what happened, in figures and judgements. Pure.
 
-The page only lays a story out; every figure and every judgement in it is made here or in the module that owns it
-(goodput, gate, proof).
+Every figure and every judgement on the page is made here, or in the module that owns it (goodput, gate, proof).
 """
 
 from __future__ import annotations
@@ -11,20 +10,19 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Literal
 
-from ..runs.errors import ExitCode
+from ..runs.errors import ExitCode, exit_words
 from ..runs.judge import goodput
 from ..runs.judge.goodput import Goodput
 from ..runs.record.claim import is_stale
 from ..runs.record.events import Event, is_simulated
 from ..runs.record.loss_log import Loss
+from ..runs.record.recovery_events import RecoveryFinished, RecoveryStarted, finished_recoveries
 from ..runs.record.result import TrainingResult
-from ..runs.spec.run_spec import format_duration
-from .run_records import Attempt, Records, meaning_of
+from ..runs.units import show_duration
+from .run_records import AttemptRow, Records
 from .timeline import Timeline, timeline
 
 State = Literal["complete", "live", "stopped", "failed", "idle"]
-
-_SILENT = {"local": 30.0, "gke": 300.0}  # seconds without a heartbeat: many beats
 
 
 @dataclass(frozen=True)
@@ -68,14 +66,14 @@ class Checkpoint:
 
 @dataclass(frozen=True)
 class Story:
-    """A run, told. `simulated`: its slices were, so that no figure is one of TPUs."""
+    """A run as the page tells it. `simulated`: its slices were simulated, so no figure is one of TPUs."""
 
     records: Records
     headline: Headline
     simulated: bool
     curve: Curve
     goodput: Goodput
-    recovering: Event | None
+    recovering: RecoveryStarted | None
     timeline: Timeline | None
     checkpoints: tuple[Checkpoint, ...]
 
@@ -86,7 +84,7 @@ def tell(records: Records) -> Story:
     return Story(
         records=records,
         headline=headline(records),
-        simulated=is_simulated(records.spec.platform, records.events),
+        simulated=is_simulated(records.spec.traits, records.events),
         curve=curve(records.losses),
         goodput=spent,
         recovering=_recovering(records),
@@ -96,27 +94,27 @@ def tell(records: Records) -> Story:
 
 
 def account(records: Records) -> Goodput:
-    """How the time was spent: as the result says, or as the events say until now or until training ended.
+    """How the time was spent: from the result, else from the events until now or until training ended.
 
-    A stretch of training that still goes on, or ended without last words, stands in no event yet; the heartbeat has it.
+    A stretch of training that goes on, or whose process died, is in no event yet; its seconds are in the heartbeat.
     """
     result, status = records.result, records.status
     if result is not None:
         kinds = result.seconds_by_kind
-        found = tuple(goodput.recoveries(records.events))
+        found = tuple(finished_recoveries(records.events))
         return Goodput(sum(kinds.values()), kinds.get("training", 0.0), kinds, found)
     events, end = list(records.events), _end_of_training(records)
-    last = _last(events, "train.first_step", "recovery.finished", "recovery.started", "train.stopped")
-    if status and status.step >= 0 and last and last.kind in ("train.first_step", "recovery.finished"):
+    last = _last_stretch(events)
+    if status and status.step >= 0 and last and last.kind in ("train.first_step", RecoveryFinished.KIND):
         open_stretch = {"trained_seconds": status.trained_seconds}
         events.append(Event(end, "report", "train.stopped", status.attempt, status.step, open_stretch))
     return goodput.measure(events, end)
 
 
 def curve(losses: Sequence[Loss]) -> Curve:
-    """Losses in the order in which they were measured as lines; a step that comes a second time makes the first lost.
+    """Losses, in the order in which they were measured, as lines; of a step that was done again the first loss is lost.
 
-    A lost line begins at the last point that counts, so that it hangs on to the curve.
+    A lost line begins at the last point before it that counts, so that it is joined to the curve.
     """
     stretches: list[list[Loss]] = []
     for point in losses:
@@ -137,7 +135,7 @@ def curve(losses: Sequence[Loss]) -> Curve:
 
 
 def headline(records: Records) -> Headline:
-    """Where the run is and how it ended, from what proves it first and from the trainer's own word second."""
+    """Where the run is and how it ended: from the proven result, else from the trainer's last status."""
     if records.result is not None:
         return _after_training(records, records.result)
     status, spec = records.status, records.spec
@@ -149,13 +147,13 @@ def headline(records: Records) -> Headline:
     where = f"step {status.step + 1} of {spec.train.steps}"
     if status.phase == "ended":
         reason = f": {status.reason}" if status.reason else ""
-        if status.exit == ExitCode.ENDED_ON_REQUEST:
+        if ExitCode.of(status.exit).outcome == "cancelled":
             return Headline("stopped", f"Stopped on request after {where}{reason}")
-        code = f"exit code {status.exit} ({meaning_of(status.exit)})"
+        code = f"exit code {status.exit} ({exit_words(status.exit)})"
         return Headline("failed", f"Ended after {where} with {code}{reason}")
     silence = (records.now - (records.seen or records.now)).total_seconds()
-    if silence > _SILENT[spec.platform]:
-        last = f"the last heartbeat, {format_duration(round(silence))} ago, said {status.phase}"
+    if silence > spec.traits.silent_after:
+        last = f"the last heartbeat, {show_duration(silence)} ago, said {status.phase}"
         return Headline("failed", f"Not running: {last} after {where}")
     reason = f" ({status.reason})" if status.reason else ""
     return Headline("live", f"{status.phase.capitalize()}, {where} done{reason}")
@@ -184,7 +182,7 @@ def _after_training(records: Records, result: TrainingResult) -> Headline:
     return Headline("complete", f"Complete: step {result.final_step} is proven{passed}")
 
 
-def _ending(attempt: Attempt) -> str:
+def _ending(attempt: AttemptRow) -> str:
     return f"exit code {attempt.code} ({attempt.meaning})" + (f", {attempt.reason}" if attempt.reason else "")
 
 
@@ -218,17 +216,19 @@ def _by_step(events: Sequence[Event], kind: str) -> dict[int, Event]:
     return {e.step: e for e in events if e.kind == f"checkpoint.{kind}" and e.step is not None}
 
 
-def _recovering(records: Records) -> Event | None:
+def _recovering(records: Records) -> RecoveryStarted | None:
     """A recovery that has begun and not finished."""
-    last = _last(records.events, "recovery.started", "recovery.finished", "train.first_step", "train.stopped")
-    return last if last is not None and last.kind == "recovery.started" else None
+    last = _last_stretch(records.events)
+    return RecoveryStarted.of(last) if last is not None and last.kind == RecoveryStarted.KIND else None
 
 
-def _last(events: Sequence[Event], *kinds: str) -> Event | None:
+def _last_stretch(events: Sequence[Event]) -> Event | None:
+    """The last event that began or ended a stretch of training."""
+    kinds = ("train.first_step", RecoveryFinished.KIND, RecoveryStarted.KIND, "train.stopped")
     return next((e for e in reversed(events) if e.kind in kinds), None)
 
 
-def _ends(attempts: Sequence[Attempt]) -> dict[tuple[str, int], datetime]:
+def _ends(attempts: Sequence[AttemptRow]) -> dict[tuple[str, int], datetime]:
     return {(a.job, a.number): a.ended for a in attempts if a.ended is not None}
 
 
@@ -240,7 +240,7 @@ def _end_of_training(records: Records) -> datetime:
         return records.now
     if status.phase == "ended":
         return last
-    silent = (records.now - seen) > timedelta(seconds=_SILENT[records.spec.platform])
+    silent = (records.now - seen) > timedelta(seconds=records.spec.traits.silent_after)
     return max(last, seen) if silent else records.now
 
 

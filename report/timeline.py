@@ -1,4 +1,4 @@
-"""Who was there when: the events of a run as lanes of spans, one lane a slice, one for training, one a job. Pure."""
+"""Slices and jobs of a run over time: its events as lanes of spans, one a slice, one for training, one a job. Pure."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 from ..runs.record.events import Event
 
-# What an event says about its slice from then on; None: the slice is not there any more.
+# The state of a slice after an event about it, None: the slice is gone; and that of training.
 _SLICE: Mapping[str, str | None] = {
     "slice.requested": "requested",
     "slice.ready": "ready",
@@ -29,7 +29,7 @@ _TRAINING: Mapping[str, str | None] = {
 
 @dataclass(frozen=True)
 class Span:
-    """A stretch of time in one state, with what there is to say about it."""
+    """A stretch of time in one state; `note` is its cause in words, if one is known."""
 
     state: str
     begin: datetime
@@ -38,7 +38,7 @@ class Span:
 
     @property
     def seconds(self) -> float:
-        """How long."""
+        """Its length."""
         return (self.end - self.begin).total_seconds()
 
 
@@ -106,7 +106,7 @@ def _note(event: Event) -> str:
 
 
 def _order(names: Mapping[str, object]) -> list[str]:
-    """Slices by number, then training, then what comes after it."""
+    """Names of lanes: slices by number, then training, then the jobs after it."""
     after = ["training", "export", "evaluate"]
     slices = sorted((name for name in names if name not in after), key=lambda name: int(name.rpartition(" ")[2]))
     return slices + [name for name in after if name in names]

@@ -14,6 +14,7 @@ import argparse
 import hashlib
 import json
 import logging
+import math
 import os
 import sys
 import threading
@@ -26,15 +27,21 @@ from elastic_tpu.runs.errors import ElasticTPUError, ExitCode
 from elastic_tpu.runs.record import paths, published
 from elastic_tpu.runs.record.events import EventLog
 from elastic_tpu.runs.record.result import proven_result
-from elastic_tpu.runs.record.run import Run, local_folder, open_run
+from elastic_tpu.runs.record.run import Run, local_folder, open_for_work
 from elastic_tpu.runs.record.status import SliceCount
 from elastic_tpu.runs.store import records
-from elastic_tpu.trainer.session import Attempt, AttemptLog, TrainerSession, leave
+from elastic_tpu.trainer.session import AttemptLog, ProcessAttempt, TrainerSession, leave
 from elastic_tpu.trainer.training.failure_policy import starts_without_progress
 from elastic_tpu.trainer.training.hardware import SliceEvents, Slices
-from elastic_tpu.trainer.training.loss_writer import LossCurve
+from elastic_tpu.trainer.training.loss_writer import LossWriter
 from elastic_tpu.trainer.training.prover import Prover
-from elastic_tpu.trainer.training.recovery import Recovering, StepTimes, after_a_dead_process
+from elastic_tpu.trainer.training.recovery import (
+    Recovering,
+    StepTimes,
+    after_a_dead_process,
+    tell_finished,
+    tell_started,
+)
 from elastic_tpu.trainer.training.train import finish
 
 
@@ -49,7 +56,7 @@ class StandIn:
         self.there = threading.Event()
         self.slices = slices_of(session, self.there)
         self.prover = Prover(session, interval=0.1)
-        self.losses = LossCurve(self.run, session.attempt.number)
+        self.losses = LossWriter(self.run, session.attempt.number)
         self.times = StepTimes()
         self.recovering: Recovering | None = after_a_dead_process(session.before)
 
@@ -131,19 +138,15 @@ class StandIn:
 
     def _told_first_step(self, step: int) -> None:
         if self.recovering:
-            data = self.recovering.finished(time.monotonic())
+            tell_finished(self.session, self.recovering, step, time.monotonic())
             self.recovering = None
-            self.session.event("recovery.finished", step=step, **data)
         else:
             self.session.event("train.first_step", step=step)
 
     def _lost(self, lost: list[int]) -> None:
         now, reached = time.monotonic(), self.beat.status.step
         self.recovering = Recovering(f"slice {lost} lost", lost, reached, now, 0.0, self.times)
-        self.beat.update(phase="waiting", recovery=self.beat.status.recovery + 1, reason=self.recovering.cause)
-        self.session.event(
-            "recovery.started", step=reached, cause=self.recovering.cause, slices=lost, trained_seconds=self.times.total
-        )
+        tell_started(self.session, self.recovering, self.times.total)
 
     def _save(self, step: int, state: str) -> None:
         folder, body = paths.checkpoint(step), json.dumps({"state": state, "step": step}).encode()
@@ -185,7 +188,7 @@ def train(run: Run, args: argparse.Namespace) -> int:
     try:
         if proven_result(run)[0] is not None:
             return session.end(0, "already complete")
-        allowed = run.spec.patience.attempts_without_progress
+        allowed = run.spec.recovery_limits.attempts_without_progress
         if starts_without_progress(session.attempt.proven_at_start, session.proven_step) >= allowed:
             return session.end(ExitCode.LIMIT_SPENT, "recovery.attempts_without_progress is spent")
         training = StandIn(session, args)
@@ -196,10 +199,12 @@ def train(run: Run, args: argparse.Namespace) -> int:
 
 
 def cpu_job(run: Run, job: str, args: argparse.Namespace) -> int:
-    attempt = Attempt(run, job, None)
+    attempt = ProcessAttempt(run, job, None)
     log = AttemptLog(run, f"{attempt.folder}/{attempt.number}/{job}.log")
     events = EventLog(run.store, job, attempt.number)
     time.sleep(args.job_seconds)
+    while args.job_until and not args.job_until.exists():
+        time.sleep(0.02)
     if args.fail_job == job:
         print(f"error: {job} was told to fail")  # noqa: T201 - as a job says it
         log.close()
@@ -212,16 +217,15 @@ def cpu_job(run: Run, job: str, args: argparse.Namespace) -> int:
         run.store.put(f"{folder}/model.json", data)
         files = {"model.json": {"size": len(data), "sha256": hashlib.sha256(data).hexdigest()}}
         manifest = {"step": result.final_step, "spec_hash": run.spec_hash, "proof_digest": result.proof_digest}
-        digest = hashlib.sha256(records.canonical(files)).hexdigest()
-        run.store.put(f"{folder}/manifest.json", records.dump({**manifest, "files": files, "export_digest": digest}))
+        digest = published.export_digest(files)
+        run.store.put(f"{folder}/manifest.json", records.seal({**manifest, "files": files, "export_digest": digest}))
         events.write("export.published", step=result.final_step, export_digest=digest, files=1)
     else:
         manifest, why = published.export_of(run)
         assert manifest is not None, why
-        key = published.evaluation_key(manifest["export_digest"], "data", ["heldout"])
-        heldout = {"loss": args.loss, "perplexity": 2.0, "bits_per_byte": 1.0, "tokens": 10, "uniform_loss": 5.5}
-        record = {"key": key, "export_digest": manifest["export_digest"], "metrics": {"heldout": heldout}}
-        run.store.put(f"evaluation/{key}.json", records.dump(record))
+        heldout = {"loss": args.loss, "perplexity": math.exp(args.loss), "tokens": 10, "uniform_loss": 5.5}
+        heldout |= {"bytes": 20, "bits_per_byte": args.loss * 10 / math.log(2) / 20}
+        key = published.write_evaluation(run, manifest, "data", ["heldout"], {"heldout": heldout})
         events.write("evaluation.done", key=key)
     log.close()
     return 0
@@ -242,6 +246,7 @@ def main() -> None:
     parser.add_argument("--step-seconds", type=float, default=0.02)
     parser.add_argument("--start-seconds", type=float, default=0.0, help="what importing MaxText would take")
     parser.add_argument("--job-seconds", type=float, default=0.0)
+    parser.add_argument("--job-until", type=Path, help="a job on CPU goes on until this file exists")
     parser.add_argument("--exit-at", type=step_and_code, help="STEP:CODE, a negative code is a signal")
     parser.add_argument("--exit-times", type=int, default=10**9, help="only in the first so many attempts")
     parser.add_argument("--hold-at", type=step_and_file, help="STEP:FILE, wait in this step until there is the file")
@@ -252,8 +257,12 @@ def main() -> None:
     parser.add_argument("--run", required=True)
     args = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", stream=sys.stdout)
-    run = open_run(args.run)
-    leave(train(run, args) if args.job == "train" else cpu_job(run, args.job, args))
+    try:
+        run = open_for_work(args.run)
+        leave(train(run, args) if args.job == "train" else cpu_job(run, args.job, args))
+    except ElasticTPUError as error:  # as the real one
+        print(f"error: {error}")  # noqa: T201
+        leave(error.code)
 
 
 if __name__ == "__main__":

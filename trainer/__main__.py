@@ -1,11 +1,8 @@
 """The trainer image's command.
 
-    python -m elastic_tpu.trainer train    --run gs://bucket/runs/my-run
-    python -m elastic_tpu.trainer export   --run gs://bucket/runs/my-run
-    python -m elastic_tpu.trainer evaluate --run gs://bucket/runs/my-run
-
-Exit codes: 0 complete, 64 bad spec or input, 70 a bug or user error, 75 infrastructure or stalled (a relaunch resumes),
-76 ended on request or superseded, 77 a limit of the spec is spent, 143 evicted.
+python -m elastic_tpu.trainer train    --run gs://bucket/runs/my-run
+python -m elastic_tpu.trainer export   --run gs://bucket/runs/my-run
+python -m elastic_tpu.trainer evaluate --run gs://bucket/runs/my-run
 """
 
 from __future__ import annotations
@@ -14,24 +11,29 @@ import argparse
 import logging
 import sys
 
-from ..runs.errors import ElasticTPUError
-from ..runs.record.run import open_run
+from ..runs import extras
+from ..runs.errors import ElasticTPUError, describe_codes
+from ..runs.record.run import open_for_work
 from .session import TrainerSession, leave
 
 
 def main() -> None:
     """Run one job of one run."""
     parser = argparse.ArgumentParser(
-        prog="python -m elastic_tpu.trainer", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="python -m elastic_tpu.trainer",
+        description=__doc__,
+        epilog=describe_codes("trainer"),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("job", choices=["train", "export", "evaluate"])
     parser.add_argument("--run", required=True, help="URI of the run directory")
     args = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stdout)
-    logging.getLogger("pathwaysutils.elastic.elastic").setLevel(logging.WARNING)  # a line at every look for a slice
+    logging.getLogger("pathwaysutils.elastic.elastic").setLevel(logging.WARNING)  # it logs every look for a slice
     logging.raiseExceptions = True  # a DATA_LOSS raised while a record is formatted must not be swallowed
     try:
-        run = open_run(args.run)
+        extras.require("trainer", "the trainer")
+        run = open_for_work(args.run)
         if args.job == "train":
             from .training.train import train
 
@@ -43,7 +45,7 @@ def main() -> None:
 
             code = run_job(run, args.job)
     except ElasticTPUError as error:
-        print(f"error: {error}", file=sys.stderr)  # noqa: T201 - nothing else is there to say it
+        print(f"error: {error}", file=sys.stderr)  # noqa: T201 - there may be no log yet
         code = int(error.code)
     leave(code)
 

@@ -1,8 +1,8 @@
-"""The trainer's heartbeat and fence: a thread that says where training is, and ends the process when it must not go on.
+"""The trainer's heartbeat and fence: a thread that writes where training is, and ends the process when it must stop.
 
-One write a beat, conditional on the generation of the last one: if somebody else wrote status.json, another trainer
-runs and this one leaves without a further write. The claim is read at each beat. While there is no live state (waiting,
-restoring, compiling) the thread itself ends the process, since a library may block for hours (contracts.md 6).
+One write a beat, conditional on the generation of the last one: if status.json was written by another process, another
+trainer runs and this one exits without a further write. The claim is read at each beat. While there is no live state
+(waiting, restoring, compiling) the thread itself ends the process: a library may block for hours (docs/contracts.md 6).
 """
 
 from __future__ import annotations
@@ -17,8 +17,9 @@ from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from typing import Any
 
-from ..runs.errors import Changed, ElasticTPUError, EndedOnRequest, Exists, ExitCode, NotFound, Unreachable
+from ..runs.errors import Changed, Damaged, ElasticTPUError, EndedOnRequest, Exists, ExitCode, NotFound, Unreachable
 from ..runs.record import paths
+from ..runs.record.attempts import Rebuilt, set_aside
 from ..runs.record.claim import load_claim
 from ..runs.record.run import Run
 from ..runs.record.status import Status, load_status
@@ -27,31 +28,32 @@ from ..runs.store.base import Item
 from .limits import Watch, overdue
 
 _log = logging.getLogger("elastic_tpu.trainer")
-_LAST_WORDS = 10.0  # seconds; of the 30 that Kubernetes gives a process to end
+_RECORD_END = 10.0  # seconds to record the end in; Kubernetes gives a process 30 to end
 _NO_LIVE_STATE = ("starting", "waiting", "restoring", "compiling")
 
 
 @dataclass(frozen=True)
 class Stop:
-    """Why training is to end after the step that runs, and with which exit code."""
+    """A request to end training after the current step: the exit code, and why."""
 
     code: ExitCode
     reason: str
 
 
 class Heartbeat:
-    """The thread. `update` tells it where training is; `stop` tells training what it learned.
+    """The thread that writes status.json. Training calls `update`, and ends when `stop` is set.
 
     Args:
       run: the run.
-      attempt: this process start.
+      attempt: number of this process start.
       nonce: names this process in status.json.
       interval: seconds between beats.
       leave: ends the process at once with an exit code (`os._exit`).
       elapsed: seconds since the run's first attempt began.
       clock: monotonic seconds.
-      pause: sleeps so many seconds.
-      last_words: tells the exit code and the reason when the thread itself ends the process; may fail or hang.
+      pause: sleeps for a number of seconds.
+      record_end: records exit code and reason when the thread itself ends the process; may fail or hang.
+      tell_rebuilt: called when status.json is damaged, before it is replaced.
     """
 
     def __init__(
@@ -64,13 +66,15 @@ class Heartbeat:
         elapsed: Callable[[], float],
         clock: Callable[[], float] = time.monotonic,
         pause: Callable[[float], None] = time.sleep,
-        last_words: Callable[[ExitCode, str], None] = lambda code, reason: None,
+        record_end: Callable[[ExitCode, str], None] = lambda code, reason: None,
+        tell_rebuilt: Callable[[Rebuilt], None] = lambda rebuilt: None,
     ) -> None:
         self._run, self._interval, self._leave, self._clock, self._pause = run, interval, leave, clock, pause
         self._status = Status(run.run_id, attempt, nonce, steps=run.spec.train.steps)
-        self._elapsed, self._last_words = elapsed, last_words
+        self._elapsed, self._record_end, self._tell_rebuilt = elapsed, record_end, tell_rebuilt
+        self._unknown_before = False  # status.json was damaged at the start: an earlier trainer may still run
         self._generation: str | None = None
-        self._state = threading.Lock()  # never held during a write: training updates it at every step
+        self._state = threading.Lock()  # training takes it at every step, so it is never held during a write
         self._lock = threading.RLock()
         self._wake: SimpleQueue[None] = SimpleQueue()  # unlike an Event, a signal handler may put into it at any moment
         self._closed = self._left = False
@@ -85,19 +89,19 @@ class Heartbeat:
 
     @property
     def status(self) -> Status:
-        """What the last beat said, and what the next one will."""
+        """Where training is, as of the last `update`; the next beat writes it."""
         return self._status
 
     def start(self) -> Status | None:
-        """Take the fence over and start beating; returns what the trainer before this one said last.
+        """Take the fence over and start beating; returns the last status of an earlier trainer, if there was one.
 
         Raises:
           Unreachable: the storage was away for longer than `recovery.storage_timeout`.
         """
         before = self._take_over()
         self._reached_at = self._took_at = self._clock()
-        if before is None or before.phase == "ended":
-            self.held.set()  # there is nobody who would have to notice first
+        if not self._unknown_before and (before is None or before.phase == "ended"):
+            self.held.set()  # no earlier trainer is left that must first notice this one
         self._look_at_claim()
         self._thread.start()
         return before
@@ -114,21 +118,21 @@ class Heartbeat:
             self._status = dataclasses.replace(self._status, **changes)
 
     def evicted(self) -> None:
-        """SIGTERM arrived: save and leave. Takes no lock, since a handler may run inside `update`."""
+        """Ask training to save and end on SIGTERM. Takes no lock, since a handler may run inside `update`."""
         self.request_stop(Stop(ExitCode.EVICTED, "SIGTERM: this process is being evicted"))
 
     def request_stop(self, stop: Stop) -> None:
-        """Ask training to end after the step that runs; the first reason counts."""
+        """Ask training to end after the current step; only the first request counts."""
         self.stop = self.stop or stop
         self._wake.put(None)
 
     def confirm(self) -> None:
-        """Make sure that this process still holds the run, before it saves, restores, proves or tells.
+        """Make sure that this process still holds the run, before it saves, restores, proves or records an event.
 
         Blocks while the storage is away: the heartbeat ends the process when that lasts too long.
 
         Raises:
-          EndedOnRequest: the process has said its last word, and another may have begun.
+          EndedOnRequest: the run was lost, or the end of this process is written: another trainer may run.
         """
         while not self._closed:
             if self._clock() - self._reached_at <= 2 * self._interval:
@@ -136,19 +140,23 @@ class Heartbeat:
             self.beat()
             if self._clock() - self._reached_at > 2 * self._interval:
                 self._pause(self._interval)
-        raise EndedOnRequest("this trainer has ended or lost the run; it saves, proves and tells nothing more")
+        raise EndedOnRequest("this trainer has ended or lost the run; it saves, proves and records nothing more")
 
     def wait_until_held(self) -> None:
-        """Block until the fence was held for two intervals: whoever held it before has noticed by then."""
+        """Block until the fence was held for two intervals: an earlier trainer has noticed it by then."""
         while not self.held.wait(0.05):
             if self._clock() - self._took_at >= 2 * self._interval:
                 self._wake.put(None)
 
     def finish(self, code: int, reason: str, tell: Callable[[], None] = lambda: None, **changes: Any) -> None:
-        """The last word: phase ended, with the exit code. `tell` is called just before, if the run is still held."""
+        """Write the last status, phase ended with the exit code; nothing if the run was lost, or twice.
+
+        Args:
+          tell: called just before, if the run is still held.
+        """
         with self._lock:
             if not self._closed and self._clock() - self._reached_at > 2 * self._interval:
-                self._write()  # a zombie learns here that it is one
+                self._write()  # a superseded trainer finds out here
             if not self._closed:
                 self._closed = True
                 self._wake.put(None)
@@ -172,7 +180,7 @@ class Heartbeat:
             try:
                 self.beat()
             except Exception:
-                _log.exception("a bug in the heartbeat; training would go on blind, so it ends")
+                _log.exception("a bug in the heartbeat: exiting, since nothing would enforce fence and limits")
                 self._leave(ExitCode.BUG)
 
     def beat(self) -> None:
@@ -186,7 +194,7 @@ class Heartbeat:
                 self._enforce()
 
     def _take_over(self) -> Status | None:
-        store, patience, before = self._run.store, self._run.spec.patience.storage_timeout, None
+        store, timeout, before = self._run.store, self._run.spec.recovery_limits.storage_timeout, None
         while True:
             try:
                 try:
@@ -195,55 +203,61 @@ class Heartbeat:
                     self._generation = store.create(paths.STATUS, self._status.dump())
                     return before
                 there = self._load(item)
-                if there.nonce == self._status.nonce:  # our own write, whose answer was lost
+                if there is not None and there.nonce == self._status.nonce:  # our own write, whose answer was lost
                     self._generation = item.generation
                     return before
-                before = there
+                self._unknown_before |= there is None
+                before = there or before
                 self._generation = store.replace(paths.STATUS, self._status.dump(), item.generation)
                 return before
             except (Exists, Changed):
-                continue  # a beat of the trainer before this one, or another one that starts: read again
+                continue  # a beat of an earlier trainer, or the start of another one: read again
             except Unreachable:
-                if self._clock() - self._reached_at > patience:
+                if self._clock() - self._reached_at > timeout:
                     raise
                 self._pause(self._interval)
 
-    def _load(self, item: Item) -> Status:
-        status = load_status(records.load(item.data, self._run.path(paths.STATUS)))
-        assert status is not None
-        return status
+    def _load(self, item: Item) -> Status | None:
+        """The status in the file; None if it is damaged: no trainer wrote that, so it is kept aside and replaced."""
+        try:
+            return load_status(records.load(item.data, self._run.path(paths.STATUS)))
+        except Damaged:
+            aside = set_aside(self._run.store, paths.STATUS, item)
+            self._tell_rebuilt(Rebuilt(paths.STATUS, aside, "this process's own status"))
+            return None
 
     def _write(self) -> None:
         try:
             self._generation = self._replace()
         except (Changed, NotFound):
-            _log.error("another trainer writes status.json of this run: leaving without a further write")
-            self._gone(ExitCode.ENDED_ON_REQUEST)
+            _log.error("another trainer writes status.json of this run: exiting without a further write")
+            self._exit(ExitCode.ENDED_ON_REQUEST)
             return
-        except ElasticTPUError as error:  # no answer, none that can be read, or no right to write: unknown, not lost
+        except ElasticTPUError as error:  # no answer, an unreadable one, or no right to write: not yet lost
             silent = self._clock() - self._reached_at
             _log.warning("status.json could not be written for %.0f s: %s", silent, error)
-            if silent > self._run.spec.patience.storage_timeout:
-                _log.error("recovery.storage_timeout is spent: leaving without a save")
-                self._gone(ExitCode.INFRASTRUCTURE)
+            if silent > self._run.spec.recovery_limits.storage_timeout:
+                _log.error("recovery.storage_timeout is spent: exiting without a save")
+                self._exit(ExitCode.INFRASTRUCTURE)
             return
         self._reached_at = self._clock()
         if self._reached_at - self._took_at >= 2 * self._interval:
             self.held.set()
 
     def _replace(self) -> str:
-        """Write over our own last write, also over one whose answer was lost. Raises Changed: it is another's."""
+        """Replace our own last write, also one whose answer was lost. Raises Changed: another process wrote it."""
         assert self._generation is not None
         store = self._run.store
         try:
             return store.replace(paths.STATUS, self._status.dump(), self._generation)
         except Changed:
             item = store.read(paths.STATUS)
-            if self._load(item).nonce != self._status.nonce:
+            there = self._load(item)
+            if there is not None and there.nonce != self._status.nonce:
                 raise
             return store.replace(paths.STATUS, self._status.dump(), item.generation)
 
-    def _gone(self, code: ExitCode) -> None:
+    def _exit(self, code: ExitCode) -> None:
         self._closed = self._left = True
         self._leave(code)
 
@@ -251,14 +265,14 @@ class Heartbeat:
         try:
             claim = load_claim(self._run.store.read(paths.CLAIM).data)
         except ElasticTPUError:
-            return  # no claim, or no answer: unknown is not a stop
+            return  # no claim or no answer is no request to stop
         if claim.state != "stop":
             self._stop_seen = None
             return
         if self._stop_seen is None or self._stop_seen[0] != claim.nonce:
             self._stop_seen = (claim.nonce, self._clock())
         if self._clock() - self._stop_seen[1] >= claim.grace:
-            self.request_stop(Stop(ExitCode.ENDED_ON_REQUEST, f"stopped by {claim.by or claim.holder}"))
+            self.request_stop(Stop(ExitCode.ENDED_ON_REQUEST, f"stopped by {claim.asked_by}"))
 
     def _enforce(self) -> None:
         now = self._clock()
@@ -273,25 +287,25 @@ class Heartbeat:
 
     def _end_now(self, code: ExitCode, reason: str) -> None:
         _log.error("ending now: %s", reason)
-        self._closed = True  # before the status says so: a successor need not wait for this process
+        self._closed = True  # before `ended` is written, after which a new trainer takes over at once
         self._end_status(code, reason)
         self._write()
         if not self._left:
-            self._say(code, reason)
-            self._gone(code)
+            self._try_record_end(code, reason)
+            self._exit(code)
 
-    def _say(self, code: ExitCode, reason: str) -> None:
-        """The last words, as far as they can be said in time."""
+    def _try_record_end(self, code: ExitCode, reason: str) -> None:
+        """Call `record_end`; an error is logged, and a hang is abandoned after `_RECORD_END` seconds."""
 
-        def say() -> None:
+        def record() -> None:
             try:
-                self._last_words(code, reason)
+                self._record_end(code, reason)
             except Exception as error:
-                _log.warning("the end of the attempt could not be told whole: %s", error)
+                _log.warning("the end of the attempt could not be recorded completely: %s", error)
 
-        saying = threading.Thread(target=say, name="last-words", daemon=True)
-        saying.start()
-        saying.join(_LAST_WORDS)
+        recording = threading.Thread(target=record, name="record-end", daemon=True)
+        recording.start()
+        recording.join(_RECORD_END)
 
     def _end_status(self, code: int, reason: str, **changes: Any) -> None:
         with self._state:

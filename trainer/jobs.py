@@ -9,21 +9,20 @@ import traceback
 from collections.abc import Callable
 from types import FrameType
 
-from ..runs.errors import BadInput, ElasticTPUError, ExitCode, Infrastructure
+from ..runs.errors import BadInput, ElasticTPUError, ExitCode
 from ..runs.record import paths, published
 from ..runs.record.events import EventLog
 from ..runs.record.result import proven_result
 from ..runs.record.run import Run
 from ..runs.spec import maxtext_config, plan
-from ..runs.store import records
-from .session import Attempt, AttemptLog
+from .session import AttemptLog, ProcessAttempt
 
 _log = logging.getLogger("elastic_tpu.trainer")
 
 
 def run_job(run: Run, job: str) -> int:
     """Run a CPU job to its end; always returns an exit code, with the events written."""
-    attempt = Attempt(run, job, None)
+    attempt = ProcessAttempt(run, job, None)
     log = AttemptLog(run, f"{attempt.folder}/{attempt.number}/{job}.log")
     events = EventLog(run.store, job, attempt.number)
     events.write("attempt.started", job=job)
@@ -33,7 +32,7 @@ def run_job(run: Run, job: str) -> int:
             signal.signal(signal.SIGTERM, _evicted)
             _JOBS[job](run, events)
         finally:
-            signal.signal(signal.SIGTERM, signal.SIG_IGN)  # what is left is to say how it ended
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)  # nothing may interrupt the record of how it ended
     except _Evicted:
         code, reason = int(ExitCode.EVICTED), "SIGTERM"
     except ElasticTPUError as error:
@@ -55,7 +54,7 @@ class _Evicted(BaseException):
 
 
 def _evicted(signum: int, frame: FrameType | None) -> None:
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a second one would interrupt the words about the first
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a second one would interrupt the handling of the first
     raise _Evicted
 
 
@@ -68,10 +67,8 @@ def export(run: Run, events: EventLog) -> None:
     if result is None:
         raise BadInput(f"nothing to export: {why}")
     if not run.spec.export:
-        raise BadInput("export is switched off in the spec")
+        raise BadInput("export is switched off in the spec (`export: false`)")
     keys = maxtext_config.resolved(run.spec.model.name, plan.maxtext_overrides(run.spec))
-    if not maxtext_config.base():
-        raise Infrastructure("MaxText is not installed here; its base.yml says what the model looks like")
     manifest = export_checkpoint(
         result.checkpoint,
         run.path(paths.export(result.final_step)),
@@ -111,18 +108,9 @@ def evaluate(run: Run, events: EventLog) -> None:
         )
         metrics["heldout"], data_digest = asdict(heldout), heldout.data_digest
         tasks.append("heldout")
-    key = published.evaluation_key(manifest["export_digest"], data_digest, tasks)
-    record = {
-        "key": key,
-        "step": manifest["step"],
-        "export_digest": manifest["export_digest"],
-        "data_digest": data_digest,
-        "tasks": tasks,
-        "version": published.EVALUATION_VERSION,
-        "metrics": metrics,
-        "time": records.timestamp(),
-    }
-    run.store.put(f"evaluation/{key}.json", records.dump(record))
+        for warning in heldout.warnings:
+            _log.warning("held-out evaluation: %s", warning)
+    key = published.write_evaluation(run, manifest, data_digest, tasks, metrics)
     events.write("evaluation.done", step=manifest["step"], key=key)
 
 

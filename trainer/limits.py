@@ -1,11 +1,12 @@
-"""Which limit of the spec is spent: pure, with every duration handed in."""
+"""Which limit of the spec is spent. Pure: every duration is an argument."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 from ..runs.errors import ExitCode
-from ..runs.spec.run_spec import RunSpec, format_duration
+from ..runs.spec.run_spec import RunSpec
+from ..runs.units import format_duration
 
 
 @dataclass(frozen=True)
@@ -19,38 +20,38 @@ class Watch:
 
 
 @dataclass(frozen=True)
-class Spent:
-    """A limit that is spent. `now`: there is nothing to save, or nobody who could; end the process."""
+class Overdue:
+    """A limit that is spent. `now`: end the process without a save: there is nothing to save, or it hangs."""
 
     code: ExitCode
     reason: str
     now: bool
 
 
-def overdue(watch: Watch, spec: RunSpec) -> Spent | None:
+def overdue(watch: Watch, spec: RunSpec) -> Overdue | None:
     """The limit that is spent, if any.
 
     While slices are missing only `wait_for_slices` and `total` count: a run may stand still for long without being
-    stalled. A stall (all slices there, no step) is infrastructure: a new process may get on.
+    stalled. A stall (all slices there, no step) is infrastructure: a new process may succeed.
     """
     live = watch.phase in ("training", "saving", "stopping")
-    patience = spec.patience
-    if watch.phase == "waiting" and watch.in_phase > patience.wait_for_slices:
-        limit = format_duration(patience.wait_for_slices)
-        return Spent(
+    recovery = spec.recovery_limits
+    if watch.phase == "waiting" and watch.in_phase > recovery.wait_for_slices:
+        limit = format_duration(recovery.wait_for_slices)
+        return Overdue(
             ExitCode.LIMIT_SPENT, f"recovery.wait_for_slices ({limit}) is spent: the slices did not come back", True
         )
-    if live and watch.without_step > patience.stalled_after:
-        limit = format_duration(patience.stalled_after)
-        return Spent(
+    if live and watch.without_step > recovery.stalled_after:
+        limit = format_duration(recovery.stalled_after)
+        return Overdue(
             ExitCode.INFRASTRUCTURE, f"stalled: no step for {limit} (recovery.stalled_after), all slices there", True
         )
-    preparing = max(spec.limits.first_step, patience.stalled_after)
+    preparing = max(spec.limits.first_step, recovery.stalled_after)
     if watch.phase in ("starting", "restoring", "compiling") and watch.in_phase > preparing:
         limit = format_duration(preparing)
         field = "limits.first_step" if preparing == spec.limits.first_step else "recovery.stalled_after"
-        return Spent(ExitCode.INFRASTRUCTURE, f"stalled: {watch.phase} for {limit} ({field})", True)
-    if watch.total > spec.limits.total:  # last: it asks for a save, and a save that stalls must still end
+        return Overdue(ExitCode.INFRASTRUCTURE, f"stalled: {watch.phase} for {limit} ({field})", True)
+    if watch.total > spec.limits.total:  # checked last: it asks for a save, and a save that hangs must count as a stall
         reason = f"limits.total ({format_duration(spec.limits.total)}) is spent"
-        return Spent(ExitCode.LIMIT_SPENT, reason, now=not live)
+        return Overdue(ExitCode.LIMIT_SPENT, reason, now=not live)
     return None

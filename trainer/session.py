@@ -1,6 +1,6 @@
 """One process of a job in the run directory: its attempt, its log, its heartbeat, its events, its end.
 
-Knows nothing of MaxText or JAX, so it can begin before they are imported; whoever speaks the run contract uses it.
+Uses neither MaxText nor JAX, so it starts before they are imported and serves any trainer that keeps the run contract.
 """
 
 from __future__ import annotations
@@ -18,11 +18,15 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
+from tenacity import RetryCallState, Retrying, retry_if_exception_type, wait_fixed
+
 from ..runs.errors import ElasticTPUError, Exists, ExitCode, Unreachable
 from ..runs.record import paths, proof
+from ..runs.record.attempts import Attempt, Rebuilt, read_attempts
 from ..runs.record.events import EventLog
 from ..runs.record.run import Run, local_folder
 from ..runs.record.status import Status
@@ -30,7 +34,7 @@ from ..runs.store import records
 from .heartbeat import Heartbeat
 
 _log = logging.getLogger("elastic_tpu.trainer")
-_SHIP_LOG = 30.0  # seconds between uploads of the log to a bucket
+_UPLOAD_LOG = 30.0  # seconds between uploads of the log to a bucket
 _AGAIN = 1.0  # seconds until a storage that did not answer is asked again
 _Found = TypeVar("_Found")
 
@@ -49,13 +53,14 @@ def _flush() -> None:
             stream.flush()
 
 
-class Attempt:
+class ProcessAttempt:
     """A process start of a job, registered by create-if-absent in `attempts/<n>/`."""
 
     def __init__(self, run: Run, job: str, newest_proven: int | None) -> None:
         self.run, self.job, self.nonce = run, job, secrets.token_hex(8)
         self.folder = paths.attempts(job)
-        earlier = patiently(run, self._earlier)
+        events = EventLog(run.store, "trainer" if job == "train" else job)
+        earlier = patiently(run, lambda: read_attempts(run, job, partial(tell_rebuilt, events)))
         self.number = max(earlier, default=0) + 1
         body = {
             "pid": os.getpid(),
@@ -67,13 +72,15 @@ class Attempt:
         while not patiently(run, lambda: self._register(records.dump(body))):
             self.number += 1
         self.proven_at_start = [
-            earlier[n]["proven_step"]
-            for n in sorted(earlier)
-            # One that died before it could register is entered by the supervisor, who knows of no step.
-            if "proven_step" in earlier[n] and not _ended_on_request(earlier[n])
+            started.proven_step
+            for _, attempt in sorted(earlier.items())
+            # The supervisor registers an attempt that died too early to do so, and writes no proven step.
+            if (started := attempt.started) is not None
+            and "proven_step" in started.model_fields_set
+            and not _ended_on_request(attempt)
         ]
-        first = earlier.get(min(earlier)) if earlier else None
-        self._began = records.parse_time(first["time"]).timestamp() if first and "time" in first else time.time()
+        first = earlier[min(earlier)].started if earlier else None
+        self._began = first.began.timestamp() if first else time.time()
         self._began_monotonic = time.monotonic() - max(0.0, time.time() - self._began)
 
     def _register(self, body: bytes) -> bool:
@@ -84,32 +91,30 @@ class Attempt:
             return self.run.store.read(name).data == body  # our own, written by a call whose answer was lost
         return True
 
-    def _earlier(self) -> dict[int, dict[str, Any]]:
-        found: dict[int, dict[str, Any]] = {}
-        for entry in self.run.store.list(f"{self.folder}/"):
-            number, _, file = entry.name.removeprefix(f"{self.folder}/").partition("/")
-            if number.isascii() and number.isdecimal() and file in ("started.json", "exit.json"):
-                found.setdefault(int(number), {}).update(self.run.read(entry.name) or {})
-        return found
-
     def elapsed(self) -> float:
         """Seconds since the first attempt of this run began."""
         return time.monotonic() - self._began_monotonic
 
 
-def _ended_on_request(attempt: dict[str, Any]) -> bool:
-    return attempt.get("exit_code") == ExitCode.ENDED_ON_REQUEST
+def tell_rebuilt(events: EventLog, rebuilt: Rebuilt) -> None:
+    """Record that a damaged file was replaced."""
+    _log.warning("%s was damaged and is rebuilt (%s); the damaged one is %s", rebuilt.file, rebuilt.how, rebuilt.aside)
+    events.write("record.rebuilt", file=rebuilt.file, aside=rebuilt.aside, how=rebuilt.how)
+
+
+def _ended_on_request(attempt: Attempt) -> bool:
+    return attempt.ended is not None and attempt.ended.exit_code == ExitCode.ENDED_ON_REQUEST
 
 
 class AttemptLog:
-    """stdout and stderr of this process, also in `attempts/<n>/<name>.log`: a `tee` child outlives this one."""
+    """Copies stdout and stderr of this process to `attempts/<n>/<name>.log`, by a `tee` child that outlives it."""
 
     def __init__(self, run: Run, name: str) -> None:
         folder = local_folder(run)
         self._run, self._name = run, name
         self.path = Path(folder) / name if folder else Path(tempfile.mkdtemp(prefix="elastic-tpu-log-")) / "log"
-        self._shipping = folder is None
-        self._shipped = -1
+        self._uploads = folder is None
+        self._uploaded = -1
         self._done = threading.Event()
         tee = shutil.which("tee")
         if tee is None:
@@ -121,11 +126,11 @@ class AttemptLog:
         sys.stderr.flush()
         for stream in (1, 2):
             os.dup2(self._tee.stdin.fileno(), stream)
-        if self._shipping:
-            threading.Thread(target=self._ship_often, name="ship-log", daemon=True).start()
+        if self._uploads:
+            threading.Thread(target=self._upload_often, name="upload-log", daemon=True).start()
 
     def close(self) -> None:
-        """Flush, and ship what is left."""
+        """Flush, and upload what is left."""
         self._done.set()
         if self._tee is None or self._tee.stdin is None:
             return
@@ -139,30 +144,30 @@ class AttemptLog:
             self._tee.wait(5.0)
         except subprocess.TimeoutExpired:
             self._tee.kill()
-        if self._shipping:
-            self._ship()
+        if self._uploads:
+            self._upload()
 
-    def _ship_often(self) -> None:
-        while not self._done.wait(_SHIP_LOG):
-            self._ship()
+    def _upload_often(self) -> None:
+        while not self._done.wait(_UPLOAD_LOG):
+            self._upload()
 
-    def _ship(self) -> None:
+    def _upload(self) -> None:
         try:
             size = self.path.stat().st_size
-            if size != self._shipped:
+            if size != self._uploaded:
                 self._run.store.put(self._name, self.path.read_bytes())
-                self._shipped = size
+                self._uploaded = size
         except (ElasticTPUError, OSError):
-            _log.warning("the log could not be shipped; it is in %s", self.path)
+            _log.warning("the log could not be uploaded; it is in %s", self.path)
 
 
 class TrainerSession:
-    """A training process: registered, beating, and sure that it is the only one."""
+    """A training process: registered as an attempt, with its heartbeat, and the only one of its run."""
 
     def __init__(self, run: Run, *, exit_process: Callable[[int], None] = leave, capture_log: bool = True) -> None:
         self.run = run
         self.proven_step = patiently(run, lambda: proof.newest_proven(run.store))
-        self.attempt = Attempt(run, "train", self.proven_step)
+        self.attempt = ProcessAttempt(run, "train", self.proven_step)
         name = f"{self.attempt.folder}/{self.attempt.number}/trainer.log"
         self.log = AttemptLog(run, name) if capture_log else None
         self.events = EventLog(run.store, "trainer", self.attempt.number)
@@ -173,14 +178,15 @@ class TrainerSession:
             run.spec.beat,
             exit_process,
             self.attempt.elapsed,
-            last_words=self._last_words,
+            record_end=self._record_end_by_heartbeat,
+            tell_rebuilt=partial(tell_rebuilt, self.events),
         )
         self.heartbeat.update(proven_step=self.proven_step)
         self.before: Status | None = self.heartbeat.start()
         self.events.write("attempt.started", pid=os.getpid(), proven_step=self.proven_step)
 
     def catch_sigterm(self) -> None:
-        """SIGTERM asks training to save and leave; only the main thread may say so."""
+        """Let SIGTERM ask training to save and end; Python allows it in the main thread only."""
         signal.signal(signal.SIGTERM, lambda *_: self.heartbeat.evicted())
 
     def event(self, kind: str, *, step: int | None = None, **data: Any) -> None:
@@ -192,33 +198,33 @@ class TrainerSession:
         since = time.monotonic()
 
         def wait(error: Unreachable) -> None:
-            if time.monotonic() - since > self.run.spec.patience.storage_timeout:
+            if time.monotonic() - since > self.run.spec.recovery_limits.storage_timeout:
                 raise error
             time.sleep(1.0)
             self.heartbeat.confirm()
 
         self.heartbeat.confirm()
-        self.events.write(kind, step=step, patience=wait, **data)
+        self.events.write(kind, step=step, on_unreachable=wait, **data)
 
     def end(self, code: int, reason: str = "", **changes: Any) -> int:
-        """The last words of the process; returns the exit code. Who lost the run, or has ended, writes nothing more."""
-        self.heartbeat.finish(int(code), reason, lambda: self._tell_end(code, reason), **changes)
+        """Record the end of the process; returns the exit code. Writes nothing if the run was lost, or twice."""
+        self.heartbeat.finish(int(code), reason, lambda: self._record_end(code, reason), **changes)
         _log.info("exit code %d%s", code, f": {reason}" if reason else "")
         if self.log is not None:
             self.log.close()
         return int(code)
 
-    def _tell_end(self, code: int, reason: str) -> None:
+    def _record_end(self, code: int, reason: str) -> None:
         try:
             self.events.write("attempt.ended", code=int(code), reason=reason)
         except ElasticTPUError as error:
             _log.warning("the end of the attempt could not be recorded: %s", error)
 
-    def _last_words(self, code: ExitCode, reason: str) -> None:
-        """The heartbeat ends the process; what it calls infrastructure is a stall."""
+    def _record_end_by_heartbeat(self, code: ExitCode, reason: str) -> None:
+        """The heartbeat ends the process: it does so with 75 only for a stall."""
         if code == ExitCode.INFRASTRUCTURE:
             self.events.write("train.stalled", step=self.heartbeat.status.step, reason=reason)
-        self._tell_end(code, reason)
+        self._record_end(code, reason)
         if self.log is not None:
             self.log.close()
 
@@ -233,14 +239,25 @@ def patiently(run: Run, look: Callable[[], _Found], between: Callable[[], None] 
     Raises:
       Unreachable: the storage was away for longer than `recovery.storage_timeout`.
     """
-    since: float | None = None
-    while True:
-        try:
-            return look()
-        except Unreachable as error:
-            since = time.monotonic() if since is None else since
-            if time.monotonic() - since > run.spec.patience.storage_timeout:
-                raise
-            _log.warning("the storage does not answer; asking again: %s", error)
-        time.sleep(_AGAIN)
+    limit, failures = run.spec.recovery_limits.storage_timeout, list[float]()
+
+    def spent(state: RetryCallState) -> bool:
+        failures.append(time.monotonic())
+        return failures[-1] - failures[0] > limit
+
+    def warn(state: RetryCallState) -> None:
+        error = state.outcome.exception() if state.outcome else None
+        _log.warning("the storage does not answer; asking again: %s", error)
+
+    def pause(seconds: float) -> None:
+        time.sleep(seconds)
         between()
+
+    return Retrying(
+        retry=retry_if_exception_type(Unreachable),
+        stop=spent,
+        wait=wait_fixed(_AGAIN),
+        before_sleep=warn,
+        sleep=pause,
+        reraise=True,
+    )(look)

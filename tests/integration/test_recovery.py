@@ -184,10 +184,10 @@ def test_unreadable_data_is_no_success(scenario: Make, data: Path, tmp_path: Pat
     content = (data / "train.parquet").read_bytes()
     broken.write_bytes(content[: len(content) // 2])
     one = scenario(data={"train": str(broken)})
-    assert one.train() == ExitCode.BUG
+    assert one.train() == ExitCode.BAD_INPUT
     status = one.status()
     assert status is not None
-    assert "arquet" in status.reason
+    assert "broken.parquet" in status.reason
     assert not (Path(one.run.uri) / paths.RESULT).exists()
 
 

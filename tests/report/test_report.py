@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 from elastic_tpu.report import report
-from elastic_tpu.report.page import page, show_seconds, show_size
-from elastic_tpu.report.run_records import Attempt, Records
+from elastic_tpu.report.page import page
+from elastic_tpu.report.run_records import AttemptRow, Records
 from elastic_tpu.report.story import account, checkpoints, curve, headline, tell
 from elastic_tpu.report.timeline import timeline
 from elastic_tpu.runs.judge import goodput
 from elastic_tpu.runs.record import loss_log, paths, proof
-from elastic_tpu.runs.record.claim import Claim, Seen
+from elastic_tpu.runs.record.claim import Claim, StoredClaim
 from elastic_tpu.runs.record.events import Event, EventLog
 from elastic_tpu.runs.record.loss_log import Loss
 from elastic_tpu.runs.record.result import TrainingResult
@@ -220,10 +220,10 @@ def test_a_process_that_was_killed_leaves_a_gap_until_the_next_one_starts() -> N
 @pytest.mark.parametrize(
     ("code", "words"),
     [(0, "complete"), (70, "a bug or user error"), (-9, "killed by SIGKILL"), (-200, "killed by signal 200"),
-     (3, "not a code of the trainer"), (None, "has not ended, or nobody saw how")],
+     (3, "not a code of the trainer"), (None, "has not ended, or its exit was not observed")],
 )  # fmt: skip
 def test_exit_codes_in_words(code: int | None, words: str) -> None:
-    assert Attempt("train", 1, code=code).meaning == words
+    assert AttemptRow("train", 1, code=code).meaning == words
 
 
 def test_what_became_of_each_checkpoint() -> None:
@@ -247,7 +247,7 @@ def test_what_became_of_each_checkpoint() -> None:
 
 # -- where the run is -------------------------------------------------------------------------------------------------
 
-HELD = Seen(Claim(holder="me", instance="1", term=1, state="held", nonce="n", seconds=600), "g", NOON)
+HELD = StoredClaim(Claim(holder="me", instance="1", term=1, state="held", nonce="n", seconds=600), "g", NOON)
 EVALUATED = small.spec(export={}, evaluate={"gate": ["heldout.loss <= 2"]})
 METRICS = {"heldout": {"loss": 2.5}}
 
@@ -257,7 +257,7 @@ METRICS = {"heldout": {"loss": 2.5}}
     [
         ("idle", "Training has not started", {"status": None}),
         ("failed", "The trainer did not start: exit code 70 (a bug or user error), no such module",
-         {"status": None, "attempts": (Attempt("train", 1, code=70, reason="no such module"),)}),
+         {"status": None, "attempts": (AttemptRow("train", 1, code=70, reason="no such module"),)}),
         ("live", "Training, step 41 of 100 done", {}),
         ("live", "Waiting, step 41 of 100 done (slice 1 lost)",
          {"status": replace(STATUS, phase="waiting", reason="slice 1 lost")}),
@@ -265,13 +265,13 @@ METRICS = {"heldout": {"loss": 2.5}}
          {"status": replace(STATUS, phase="ended", exit=76, reason="me asked")}),
         ("failed", "Ended after step 41 of 100 with exit code 77 (a limit of the spec is spent): limits.total",
          {"status": replace(STATUS, phase="ended", exit=77, reason="limits.total")}),
-        ("failed", "Not running: the last heartbeat, 1h ago, said training after step 41 of 100", {"now": at(3641)}),
+        ("failed", "Not running: the last heartbeat, 1 h ago, said training after step 41 of 100", {"now": at(3641)}),
         ("complete", "Complete: step 99 is proven", {"result": RESULT}),
         ("live", "Trained: step 99 is proven; export is next or under way",
          {"result": RESULT, "spec": EVALUATED, "claim": HELD}),
         ("stopped", "Trained: step 99 is proven; export has not been done", {"result": RESULT, "spec": EVALUATED}),
         ("failed", "Trained: step 99 is proven, but export failed: exit code 70 (a bug or user error), no room",
-         {"result": RESULT, "spec": EVALUATED, "attempts": (Attempt("export", 1, code=70, reason="no room"),)}),
+         {"result": RESULT, "spec": EVALUATED, "attempts": (AttemptRow("export", 1, code=70, reason="no room"),)}),
         ("failed", "Trained: step 99 is proven, but the gate did not pass",
          {"result": RESULT, "spec": EVALUATED, "manifest": {}, "evaluation": {},
           "gate": evaluate_gate(["heldout.loss <= 2"], METRICS)}),
@@ -313,7 +313,7 @@ def evil() -> Records:
         status=replace(STATUS, reason=EVIL),
         result=RESULT,
         claim=replace(HELD, claim=HELD.claim.model_copy(update={"holder": EVIL})),
-        attempts=(Attempt("train", 1, NOON, at(40), 70, EVIL),),
+        attempts=(AttemptRow("train", 1, NOON, at(40), 70, EVIL),),
         losses=tuple(Loss(step, 5 - step / 20, step) for step in [*range(30), *range(21, 41)]),
         manifest={"files": {EVIL: {"size": 3}}, "export_digest": EVIL, "step": 99},
         evaluation={"metrics": {"heldout": {"loss": 2.5, EVIL: EVIL}}},
@@ -343,24 +343,11 @@ def test_the_page_stands_alone_and_is_small() -> None:
 
 def test_simulated_slices_are_called_simulated_and_others_are_not() -> None:
     assert "simulated slices" in laid_out(of()).text
-    assert "not a figure of TPUs" in laid_out(of()).text
+    assert "not figures of TPUs" in laid_out(of()).text
     real = small.gke(gke={"project": "p", "location": "l", "cluster": "c"})
     from elastic_tpu.runs.spec.load import check
 
     assert "simulated" not in laid_out(of(spec=check(real))).text
-
-
-@pytest.mark.parametrize(
-    ("seconds", "text"),
-    [(0, "0.0 s"), (3.14, "3.1 s"), (59.96, "1 min"), (60, "1 min"), (252, "4 min 12 s"), (7500, "2 h 5 min"),
-     (86400 * 3 + 3600 * 4 + 59, "3 d 4 h")],
-)  # fmt: skip
-def test_durations(seconds: float, text: str) -> None:
-    assert show_seconds(seconds) == text
-
-
-def test_sizes() -> None:
-    assert [show_size(n) for n in (0, 1023, 1536, 5 * 2**40)] == ["0 B", "1023 B", "1.5 KiB", "5.0 TiB"]
 
 
 # -- from the run directory -------------------------------------------------------------------------------------------
@@ -406,8 +393,8 @@ def test_a_run_on_a_folder_or_a_bucket(store_uri: str) -> None:
 def test_an_empty_run(tmp_path: Path) -> None:
     shown = Page(report.render(small.run_at(tmp_path)))
     assert shown.fields["headline"] == "Training has not started"
-    for nothing in ("No slice has been asked for yet", "No job has been started", "None has been saved",
-                    "No losses were recorded", "There has been no time to measure yet"):  # fmt: skip
+    for nothing in ("No slice has been requested yet", "No job has been started", "No checkpoint has been saved",
+                    "No losses were recorded", "No time has been measured yet"):  # fmt: skip
         assert nothing in shown.text
 
 
@@ -423,8 +410,8 @@ def test_what_cannot_be_read_is_named_and_the_rest_is_told(tmp_path: Path) -> No
     ):
         run.store.put(name, b'{"cut')
     shown = Page(report.render(run))
-    assert "Not readable" in shown.text
+    assert "Records that could not be read" in shown.text
     for name in ("status.json", "result.json", "claim.json", "attempts/1/exit.json"):
-        assert name in shown.text.partition("Not readable")[2]
+        assert name in shown.text.partition("Records that could not be read")[2]
     assert list(shown.rows("data-attempt")) == ["train-1", "train-2"]
     assert shown.rows("data-checkpoint")["10"]["data-state"] != "kept"

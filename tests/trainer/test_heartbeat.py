@@ -15,12 +15,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from elastic_tpu.runs.errors import BadInput, Changed, EndedOnRequest, ExitCode, NotFound, Unreachable
+from elastic_tpu.runs.errors import BadInput, Changed, Damaged, EndedOnRequest, ExitCode, NotFound, Unreachable
 from elastic_tpu.runs.record.run import Run
 from elastic_tpu.runs.record.status import Status, load_status
 from elastic_tpu.runs.store import records
 from elastic_tpu.runs.store.base import Item
-from elastic_tpu.tests.tools.memory_store import MemoryStore, lost_answer
+from elastic_tpu.runs.store.posix import PosixStore
+from elastic_tpu.tests.fakes.store import MemoryStore, SlowStore, lost_answer
 from elastic_tpu.tests.tools.small import run_at, run_in
 from elastic_tpu.trainer import heartbeat
 from elastic_tpu.trainer.heartbeat import Heartbeat, Stop
@@ -54,12 +55,12 @@ class Trainer:
             lambda: self.elapsed,
             lambda: self.now,
             self.wait,
-            lambda code, reason: self.last_words(code, reason),
+            lambda code, reason: self.record_end(code, reason),
         )
         self.said: list[tuple[int, str, str]] = []
         self.while_waiting: Callable[[], object] = lambda: None
 
-    def last_words(self, code: int, reason: str) -> None:
+    def record_end(self, code: int, reason: str) -> None:
         self.said.append((code, reason, self.status().phase))
 
     def wait(self, seconds: float) -> None:
@@ -178,15 +179,28 @@ def test_a_beat_between_reading_and_taking_over_is_read_again() -> None:
     ("data", "message"),
     [
         (b"{", "not valid JSON"),
-        (b'{"schema": 2}', "schema 2 is newer than 1"),
-        (b"{}", "not the status of a trainer"),
-        (b'{"run_id": "r", "attempt": 1, "nonce": "x", "phase": "sleeping"}', "unknown phase 'sleeping'"),
+        (b"{}", "run_id: Field required"),
+        (b'{"run_id": "r", "attempt": 1, "nonce": "x", "phase": "sleeping"}', "phase: Input should be"),
+        (b'{"run_id": "r", "attempt": 1, "nonce": "x", "step": "many"}', "step: Input should be"),
     ],
 )
-def test_a_status_that_cannot_be_read_is_refused(data: bytes, message: str) -> None:
+def test_a_damaged_status_is_kept_aside_and_replaced(data: bytes, message: str) -> None:
+    with pytest.raises(Damaged, match=message):
+        load_status(records.load(data, "status.json"))
     store = MemoryStore()
     store.put("status.json", data)
-    with pytest.raises(BadInput, match=f"status.json: .*{message}"):
+    trainer = Trainer(store)
+    assert trainer.beat.start() is None
+    assert trainer.status().phase == "starting"
+    aside = [entry.name for entry in store.list("status.json.damaged-")]
+    assert [store.read(name).data for name in aside] == [data]
+    assert not trainer.beat.held.is_set()  # the trainer that wrote before may still run
+
+
+def test_a_status_of_a_newer_version_is_refused() -> None:
+    store = MemoryStore()
+    store.put("status.json", b'{"schema": 2}')
+    with pytest.raises(BadInput, match=r"status.json: schema 2 is newer than 1"):
         Trainer(store).beat.start()
 
 
@@ -297,9 +311,21 @@ def test_a_storage_that_refuses_is_waited_for_as_long(phase: str) -> None:
     assert trainer.said == []
 
 
-def test_a_damaged_status_is_waited_for_as_long() -> None:
-    trainer = Trainer(recovery={"storage_timeout": "10m", "stalled_after": "3h"}).started(phase="training")
+def test_a_status_that_is_damaged_meanwhile_is_kept_aside_and_replaced() -> None:
+    trainer = Trainer(recovery={"storage_timeout": "10m", "stalled_after": "3h"}).started(phase="training", step=7)
     trainer.store.put("status.json", b"{")
+    trainer.beats(45)
+    assert trainer.left == []
+    assert trainer.status().step == 7
+    assert len(trainer.store.list("status.json.damaged-")) == 1
+    another(trainer.store)
+    trainer.beats(1)
+    assert trainer.left == [ExitCode.ENDED_ON_REQUEST]
+
+
+def test_a_status_of_a_newer_version_is_waited_for_as_long() -> None:
+    trainer = Trainer(recovery={"storage_timeout": "10m", "stalled_after": "3h"}).started(phase="training")
+    trainer.store.put("status.json", b'{"schema": 2}')
     trainer.beats(40)
     assert trainer.left == []
     trainer.beats(3)
@@ -399,7 +425,7 @@ def test_a_stop_from_before_the_start_ends_it_before_anything_is_imported() -> N
 
 
 @pytest.mark.parametrize("phase", ["starting", "waiting", "restoring", "compiling"])
-def test_where_there_is_nothing_to_save_a_stop_ends_the_process_with_its_status_written(phase: str) -> None:
+def test_a_stop_with_nothing_to_save_writes_the_status_and_exits(phase: str) -> None:
     trainer = Trainer().started(phase=phase)
     trainer.claim("stop", by="me@host")
     trainer.beats(3)
@@ -487,7 +513,7 @@ def test_a_fence_that_is_lost_when_a_limit_is_spent_is_left_once() -> None:
     assert trainer.left == [ExitCode.ENDED_ON_REQUEST]
 
 
-def test_who_lost_the_run_says_no_last_words() -> None:
+def test_a_trainer_that_lost_the_run_records_no_end() -> None:
     trainer = Trainer(**LIMITS).started(phase="waiting")
     another(trainer.store)
     trainer.advance(2 * HOUR)
@@ -496,19 +522,19 @@ def test_who_lost_the_run_says_no_last_words() -> None:
     assert trainer.said == []
 
 
-def test_last_words_that_fail_do_not_keep_the_process() -> None:
+def test_an_end_that_cannot_be_recorded_does_not_keep_the_process() -> None:
     trainer = Trainer(**LIMITS).started(phase="waiting")
 
     def fail(code: int, reason: str) -> None:
         raise Unreachable("no answer")
 
-    trainer.last_words = fail  # type: ignore[method-assign]
+    trainer.record_end = fail  # type: ignore[method-assign]
     trainer.beats(1, every=2 * HOUR)
     assert trainer.left == [ExitCode.LIMIT_SPENT]
 
 
-def test_last_words_that_hang_do_not_keep_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(heartbeat, "_LAST_WORDS", 0.05)
+def test_an_end_whose_record_hangs_does_not_keep_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(heartbeat, "_RECORD_END", 0.05)
     answered, over = threading.Event(), threading.Event()
 
     def hang(code: int, reason: str) -> None:
@@ -516,7 +542,7 @@ def test_last_words_that_hang_do_not_keep_the_process(monkeypatch: pytest.Monkey
         over.set()
 
     trainer = Trainer(**LIMITS).started(phase="waiting")
-    trainer.last_words = hang  # type: ignore[method-assign]
+    trainer.record_end = hang  # type: ignore[method-assign]
     trainer.beats(1, every=2 * HOUR)
     assert trainer.left == [ExitCode.LIMIT_SPENT]
     assert not over.is_set()
@@ -547,30 +573,12 @@ def test_the_last_word() -> None:
 # -- the thread ---------------------------------------------------------------------------------------------------
 
 
-class Slow:
-    """A run's storage whose conditional writes wait until they are let through."""
-
-    def __init__(self, run: Run) -> None:
-        self._store = run.store
-        self.open = threading.Event()
-        self.open.set()
-        self.writing = threading.Event()
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._store, name)
-
-    def replace(self, name: str, data: bytes, generation: str) -> str:
-        self.writing.set()
-        assert self.open.wait(20)
-        return self._store.replace(name, data, generation)
-
-
 @pytest.fixture
 def threaded(tmp_path: Path) -> Any:
     run = run_at(tmp_path)
-    slow = Slow(run)
+    slow = SlowStore(Path(run.uri))
     left: list[int] = []
-    beat = Heartbeat(Run(run.uri, slow, run.spec), 1, "mine", 0.02, left.append, lambda: 0.0)  # type: ignore[arg-type]
+    beat = Heartbeat(Run(run.uri, slow, run.spec), 1, "mine", 0.02, left.append, lambda: 0.0)
     yield beat, slow, left
     slow.open.set()
     beat.finish(0, "over")
@@ -630,15 +638,16 @@ def test_a_change_of_phase_is_written_at_once_and_a_takeover_is_waited_for(tmp_p
     run.store.put("status.json", Status("r", 1, "other", phase="training").dump())
     written = threading.Event()
 
-    class Store(Slow):
+    class Listening(PosixStore):
         def replace(self, name: str, data: bytes, generation: str) -> str:
-            generation = self._store.replace(name, data, generation)
+            generation = super().replace(name, data, generation)
             if json.loads(data)["phase"] == "waiting":
                 written.set()
             return generation
 
     left: list[int] = []
-    beat = Heartbeat(Run(run.uri, Store(run), run.spec), 2, "mine", 0.3, left.append, lambda: 0.0)  # type: ignore[arg-type]
+    listening = Listening(Path(run.uri))
+    beat = Heartbeat(Run(run.uri, listening, run.spec), 2, "mine", 0.3, left.append, lambda: 0.0)
     began = time.monotonic()
     beat.start()
     beat.update(phase="waiting")

@@ -19,20 +19,20 @@ from elastic_tpu.runs.record.run import Run, open_run
 from elastic_tpu.runs.record.status import Status
 from elastic_tpu.runs.store import records
 from elastic_tpu.runs.store.base import Entry
+from elastic_tpu.tests.fakes.store import MemoryStore, lost_answer
 from elastic_tpu.tests.support import until
-from elastic_tpu.tests.tools.memory_store import MemoryStore, lost_answer
 from elastic_tpu.tests.tools.small import run_at, run_in, session_of
 from elastic_tpu.trainer import session as sessions
 from elastic_tpu.trainer.heartbeat import Stop
-from elastic_tpu.trainer.session import Attempt
+from elastic_tpu.trainer.session import ProcessAttempt
 from elastic_tpu.trainer.training.failure_policy import starts_without_progress
 
 
 def test_attempts_are_numbered_and_remember_what_was_proven() -> None:
     run = run_in(MemoryStore())
-    first = Attempt(run, "train", None)
-    second = Attempt(run, "train", 10)
-    third = Attempt(run, "train", 10)
+    first = ProcessAttempt(run, "train", None)
+    second = ProcessAttempt(run, "train", 10)
+    third = ProcessAttempt(run, "train", 10)
     assert [first.number, second.number, third.number] == [1, 2, 3]
     assert third.proven_at_start == [None, 10]
     assert starts_without_progress(third.proven_at_start, 10) == 1
@@ -43,17 +43,17 @@ def test_attempts_are_numbered_and_remember_what_was_proven() -> None:
 def test_an_attempt_that_ended_on_request_does_not_count() -> None:
     run = run_in(MemoryStore())
     for code in (75, 76, 143):
-        number = Attempt(run, "train", 10).number
+        number = ProcessAttempt(run, "train", 10).number
         run.store.put(f"attempts/{number}/exit.json", records.dump({"exit_code": code}))
-    assert Attempt(run, "train", 10).proven_at_start == [10, 10]
+    assert ProcessAttempt(run, "train", 10).proven_at_start == [10, 10]
 
 
 def test_an_attempt_that_never_registered_does_not_count() -> None:
     run = run_in(MemoryStore())
-    Attempt(run, "train", 10)
+    ProcessAttempt(run, "train", 10)
     run.store.put("attempts/2/started.json", records.dump({"pid": 7, "by": "supervisor", "time": records.timestamp()}))
     run.store.put("attempts/2/exit.json", records.dump({"exit_code": 75}))
-    assert Attempt(run, "train", 10).proven_at_start == [10]
+    assert ProcessAttempt(run, "train", 10).proven_at_start == [10]
 
 
 @pytest.mark.parametrize("carried_out", [False, True])
@@ -71,29 +71,29 @@ def test_a_starting_trainer_waits_for_its_storage_and_registers_once(
         return real(prefix)
 
     monkeypatch.setattr(store, "list", list_)
-    assert Attempt(run_in(store), "train", None).number == 1
+    assert ProcessAttempt(run_in(store), "train", None).number == 1
     assert [entry.name for entry in store.list("attempts/")] == ["attempts/1/started.json"]
 
 
 def test_jobs_are_numbered_apart() -> None:
     run = run_in(MemoryStore())
-    Attempt(run, "train", None)
-    assert Attempt(run, "export", None).number == 1
-    assert Attempt(run, "export", None).number == 2
+    ProcessAttempt(run, "train", None)
+    assert ProcessAttempt(run, "export", None).number == 1
+    assert ProcessAttempt(run, "export", None).number == 2
     run.store.put("attempts/notes/started.json", b"{}")
     run.store.put("attempts/²/started.json", b"{}")
-    assert Attempt(run, "train", None).number == 2
+    assert ProcessAttempt(run, "train", None).number == 2
 
 
 def test_an_attempt_that_registers_in_between_keeps_its_number() -> None:
     store = MemoryStore()
     run = run_in(store)
-    store.before_write = lambda: Attempt(run, "train", None)
-    assert Attempt(run, "train", None).number == 2
+    store.before_write = lambda: ProcessAttempt(run, "train", None)
+    assert ProcessAttempt(run, "train", None).number == 2
 
 
 def _register(uri: str) -> int:
-    return Attempt(open_run(uri), "train", None).number
+    return ProcessAttempt(open_run(uri), "train", None).number
 
 
 def test_processes_that_race_get_numbers_of_their_own(tmp_path: Path) -> None:
@@ -105,18 +105,18 @@ def test_processes_that_race_get_numbers_of_their_own(tmp_path: Path) -> None:
 
 def test_elapsed_counts_from_the_first_attempt_over_restarts() -> None:
     run = run_in(MemoryStore())
-    assert Attempt(run, "train", None).elapsed() < 5
+    assert ProcessAttempt(run, "train", None).elapsed() < 5
     record = records.load(run.store.read("attempts/1/started.json").data, "x")
     hour_ago = records.timestamp(datetime.now(UTC) - timedelta(hours=1))
     run.store.put("attempts/1/started.json", records.dump({**record, "time": hour_ago}))
-    assert Attempt(run, "train", None).elapsed() == pytest.approx(3600, abs=10)
+    assert ProcessAttempt(run, "train", None).elapsed() == pytest.approx(3600, abs=10)
 
 
 def test_a_clock_that_stepped_back_does_not_make_the_run_younger_than_nothing() -> None:
     run = run_in(MemoryStore())
     later = records.timestamp(datetime.now(UTC) + timedelta(hours=1))
     run.store.put("attempts/1/started.json", records.dump({"time": later}))
-    assert 0 <= Attempt(run, "train", None).elapsed() < 5
+    assert 0 <= ProcessAttempt(run, "train", None).elapsed() < 5
 
 
 # -- the log ------------------------------------------------------------------------------------------------------
@@ -126,10 +126,10 @@ BUFFERED = {**os.environ, "PYTHONUNBUFFERED": ""}
 LOG = """
 import os, subprocess, sys, threading
 from elastic_tpu.runs.record.run import open_run
-from elastic_tpu.trainer.session import Attempt, AttemptLog, leave
+from elastic_tpu.trainer.session import AttemptLog, ProcessAttempt, leave
 
 run = open_run(sys.argv[1])
-attempt = Attempt(run, "train", None)
+attempt = ProcessAttempt(run, "train", None)
 log = AttemptLog(run, f"attempts/{attempt.number}/trainer.log")
 print("from python")
 print("to stderr", file=sys.stderr)

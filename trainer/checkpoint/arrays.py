@@ -21,7 +21,8 @@ from ...runs.errors import BadInput, ElasticTPUError, NotFound, Unreachable
 from .layout import LeafPath
 
 ITEM = "items"
-# tensorstore's errors begin with a status code of absl's. These say what is stored; the others, that it was not seen.
+# tensorstore's errors begin with an absl status code. The first ones mean that what is stored is damaged, the others
+# that the storage did not answer or did not let us in.
 _DAMAGE = re.compile(r"^\s*(NOT_FOUND|DATA_LOSS|FAILED_PRECONDITION|INVALID_ARGUMENT|OUT_OF_RANGE)\b")
 _TRANSIENT = re.compile(
     r"^\s*(UNAVAILABLE|DEADLINE_EXCEEDED|RESOURCE_EXHAUSTED|ABORTED|CANCELLED|INTERNAL|UNKNOWN"
@@ -120,19 +121,24 @@ def kvstore_spec(folder: str) -> dict[str, Any]:
 
 
 def read_json(path: epath.Path) -> Mapping[str, Any] | None:
-    """A JSON object, or None when there is no such file. Only what was read can be damaged."""
+    """A JSON object, or None when there is no such file.
+
+    Raises:
+      BadInput: the file was read, and is damaged.
+      Unreachable: it could not be read.
+    """
     try:
         text = path.read_text()
     except (FileNotFoundError, NotADirectoryError):
         return None
     except (UnicodeDecodeError, IsADirectoryError) as error:
-        raise BadInput(f"{path}: is no text ({error}); the checkpoint is damaged, take another step") from error
+        raise BadInput(f"{path}: is not text ({error}); the checkpoint is damaged, take another step") from error
     except Exception as error:  # OSError on a folder; on gs:// gcsfs and aiohttp have classes of their own
         raise Unreachable(f"{path}: cannot be read now: {error!r}") from error
     try:
         value = json.loads(text)
     except ValueError as error:
-        raise BadInput(f"{path}: is no JSON ({error}); the checkpoint is damaged, take another step") from error
+        raise BadInput(f"{path}: is not JSON ({error}); the checkpoint is damaged, take another step") from error
     if not isinstance(value, dict):
         raise BadInput(f"{path}: a JSON object was expected; the checkpoint is damaged, take another step")
     return value
@@ -154,7 +160,7 @@ def is_transient(text: str) -> bool:
 
 
 def read_error(tree: CheckpointTree, path: LeafPath, error: Exception) -> ElasticTPUError:
-    """tensorstore's error as ours: storage that does not answer is one thing, a damaged checkpoint another."""
+    """tensorstore's error as ours: BadInput for a damaged checkpoint, else Unreachable."""
     text = f"{tree.folder}: array {'.'.join(path)} cannot be read: {error}"
     if _DAMAGE.match(str(error)):
         return BadInput(f"{text}; the checkpoint is damaged, take another step")

@@ -24,7 +24,7 @@ from .layout import LeafPath
 
 # A block is grown to about this many stored bytes where chunks are smaller, so that Python's share stays small.
 BLOCK_BYTES = 48 * 2**20
-# Stored bytes that may be on their way at once; one block always may, however large its chunk is.
+# Stored bytes that may be read at once; one block is always read, however large its chunk is.
 READ_AHEAD_BYTES = 160 * 2**20  # two embedding chunks of a 0.6B model on eight devices
 _CACHE_LINE = 64
 # glibc's mallopt: names of its parameters.
@@ -72,7 +72,7 @@ def blocks(
 
 @dataclass(frozen=True)
 class Read:
-    """One block to read: the array's path, its open store, and where; `transposed` if its columns will be walked."""
+    """One block to read: the array's path, its open store, and where; `transposed` if columns will be walked down."""
 
     path: LeafPath
     store: Any

@@ -16,9 +16,9 @@ WEIGHTS: LeafPath = ("params", "params")
 
 
 def sort_leaves(leaves: Iterable[LeafPath]) -> tuple[frozenset[LeafPath], tuple[str, ...]]:
-    """Split a checkpoint's leaves into weights and what is known not to be one: (weights, names of the ignored).
+    """The weights among a checkpoint's leaves, and the names of the leaves that are ignored.
 
-    Random-number and quantisation state is ignored and named. The optimizer and the step are not the model's.
+    Random-number and quantisation state is ignored and named. The optimizer's state and the step are left out.
 
     Raises:
       BadInput: a layout that is not MaxText's pre-training one, or leaves of an unknown kind, by name.
@@ -31,7 +31,7 @@ def sort_leaves(leaves: Iterable[LeafPath]) -> tuple[frozenset[LeafPath], tuple[
     weights = frozenset(leaf for leaf in leaves - ignored if leaf[: len(WEIGHTS)] == WEIGHTS)
     unknown = sorted(".".join(leaf) for leaf in leaves - state - ignored - weights)
     if unknown:
-        raise BadInput([Problem(name, None, "is neither a Qwen3 weight nor known to be none") for name in unknown])
+        raise BadInput([Problem(name, None, "is neither a Qwen3 weight nor a leaf to ignore") for name in unknown])
     return weights, tuple(sorted(".".join(leaf) for leaf in ignored))
 
 
@@ -43,7 +43,7 @@ def is_scanned(weights: Iterable[LeafPath], declared: bool | None) -> bool:
     """
     names = {leaf[3] for leaf in weights if leaf[2] == "decoder" and len(leaf) > 4 and leaf[3].startswith("layers")}
     if not names:
-        raise BadInput("params.params.decoder has no layers: this is no checkpoint of a Qwen3")
+        raise BadInput("params.params.decoder has no layers: this is not a checkpoint of a Qwen3")
     if "layers" in names and len(names) > 1:
         raise BadInput(f"params.params.decoder holds stacked and single layers at once: {sorted(names)[:4]}")
     scanned = "layers" in names
@@ -69,6 +69,5 @@ def _foreign_layout(leaves: frozenset[LeafPath]) -> str:
         kind = "weights directly under `params`"
     else:
         kind = "an unknown layout"
-    cure = "only pre-training checkpoints (params.params) can be exported"
     cure = "only pre-training checkpoints (params.params) can be exported"
     return f"the checkpoint's tree begins with {top}: {kind}; {cure}"

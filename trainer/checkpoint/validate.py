@@ -15,7 +15,8 @@ from .layout import LeafPath
 def validate_checkpoint(step_dir: str, step: int) -> list[str]:
     """Read every byte of a checkpoint, optimizer state included; returns what is wrong with it, empty if nothing is.
 
-    A flipped bit inside a compressed chunk is not always seen: zstd frames carry no checksum here. Proofs see it.
+    A flipped bit inside a compressed chunk is not always found, since zstd frames carry no checksum here; the digests
+    of a proof find it.
 
     Raises:
       Unreachable: the storage did not answer, so nothing is known.
@@ -33,14 +34,14 @@ def validate_checkpoint(step_dir: str, step: int) -> list[str]:
         if absent:
             return [f"{step_dir}: {name} is missing" for name in absent]
         if not tree.leaves:
-            return [f"{step_dir}: it names no arrays"]
+            return [f"{step_dir}: its metadata names no arrays"]
         with recycled_memory():
             opened = sorted(open_arrays(tree, tree.leaves).items())
             for _ in read_ahead(tree, (r for path, store in opened for r in reads(path, store)), None):
                 pass
         counted = dict(opened).get(("step",))
         if counted is not None and (updates := _number(tree, ("step",), counted)) != step + 1:
-            # MaxText names a checkpoint for the step that was done last and stores how many were done.
+            # MaxText names a checkpoint for the last completed step and stores the number of completed steps.
             return [f"{step_dir}: holds the state after {updates} steps, its name says {step + 1}"]
     except (BadInput, NotFound) as error:
         return [str(error)]

@@ -69,7 +69,7 @@ def load_params(export_dir: str, config: Architecture) -> Params:
     """All tensors of an export as float32; a layer's are stacked over layers as ``layers.<name>``: (L, ...).
 
     Raises:
-      BadInput: a tensor is missing, left over or misshapen, each by name. Absent weights are never made up.
+      BadInput: a tensor is missing, left over or misshapen, each by name. No weight is made up.
     """
     expected = {t.name: t.shape for a in stored_arrays(config, scanned=False) for t in a.tensors}
     params: dict[str, Any] = {}

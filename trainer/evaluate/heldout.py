@@ -2,9 +2,9 @@
 
 Each token of each document is scored exactly once, conditioned on what is before it in the document; the loss is the
 sum over tokens divided by their number, never a mean of means. A document begins with one BOS (EOS where the tokenizer
-has no BOS). One that is longer than the window is cut into windows that score disjoint tokens, each with as much
-context as fits, as lm-eval's rolling likelihood does. Window, data, tokenizer and type belong to the metric and are
-recorded.
+has no BOS). A document that is longer than the window is cut into windows that score disjoint tokens, each with as much
+context as fits, as lm-eval's rolling likelihood does. The metric depends on window, data, tokenizer and type, so they
+are recorded with it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ...runs.errors import BadInput, Problem
-from ..export import manifest as published
+from ..export.manifest import verify_export
 from ..export.qwen3 import Architecture
 from ..export.tokenizer_files import TokenizerFiles, find_tokenizer
 from . import texts
@@ -38,7 +38,8 @@ class HeldoutResult:
     """The result, and the settings that it depends on.
 
     `loss` and `uniform_loss` (of a model that guesses: ln vocabulary) are in nats a token; `bits_per_byte` is per byte
-    of UTF-8, so that it compares across tokenizers. `documents_expected` is what the files say they hold.
+    of UTF-8, so that it compares across tokenizers. `documents_expected` is what the files say they hold. Results
+    that differ in `max_length`, `prefix_token`, `data_digest`, `tokenizer_digest` or `dtype` must not be compared.
     """
 
     loss: float
@@ -61,7 +62,7 @@ class HeldoutResult:
 
 @dataclass(frozen=True)
 class Window:
-    """What one forward pass sees of a document, and how many of the last labels are scored."""
+    """Part of a document for one forward pass: token ids, the label of each, and how many of the last are scored."""
 
     inputs: tuple[int, ...]
     labels: tuple[int, ...]
@@ -104,7 +105,7 @@ def evaluate_heldout(
     """
     if max_target_length < 2:
         raise BadInput(f"max_target_length {max_target_length} must be at least 2")
-    manifest = published.verify_export(export_dir)
+    manifest = verify_export(export_dir)
     config = load_config(export_dir)
     tokenizer = find_tokenizer(export_dir)
     prefix = prefix_token(tokenizer)
@@ -127,9 +128,11 @@ def evaluate_heldout(
         raise BadInput([Problem("data.eval", ", ".join(eval_files), f"all {expected} documents are empty")])
     loss = score.nll / score.tokens
     trained = config.max_position_embeddings
-    warnings = (
-        () if max_target_length <= trained else (f"window {max_target_length}, the model was trained on {trained}",)
-    )
+    warnings = []
+    if max_target_length > trained:
+        warnings.append(f"window {max_target_length}, the model was trained on {trained}")
+    if not math.isfinite(loss):
+        warnings.append(f"the loss is {loss}: the model gives no finite logits; look at its training loss")
     return HeldoutResult(
         loss=loss,
         perplexity=math.exp(loss) if loss < 700 else math.inf,
@@ -146,7 +149,7 @@ def evaluate_heldout(
         tokenizer_digest=manifest.files["tokenizer.json"].sha256,
         dtype=manifest.dtype,
         step=manifest.step,
-        warnings=warnings,
+        warnings=tuple(warnings),
     )
 
 
@@ -174,8 +177,11 @@ def windows(tokens: Sequence[int], prefix: int, max_length: int) -> Iterator[Win
 
 
 def rows_that_fit(config: Architecture, length: int, memory: int) -> int:
-    """Windows of this length a forward pass, at least one: each has logits, and attention scores three times, in
-    float32 (XLA holds the scores, the masked ones and the weights at once)."""
+    """How many windows of this length a forward pass may take within `memory` bytes; at least one.
+
+    Each window has logits, and attention scores three times, in float32: XLA holds the scores, the masked ones and the
+    weights at once.
+    """
     window = 4 * length * (config.vocab_size + 3 * config.num_query_heads * length)
     return max(1, min(_MOST_ROWS, memory // window))
 
@@ -229,7 +235,7 @@ def _losses(config: Architecture, head_bf16: bool, params: Any, ids: jax.Array, 
 
 
 class _Counter:
-    """Tokenises texts on their way to be scored, and counts documents and bytes."""
+    """Tokenises texts for the scorer, and counts documents and bytes of UTF-8."""
 
     def __init__(self, files: TokenizerFiles, prefix: int, vocabulary: int, expected: int, progress: Progress) -> None:
         self._tokenizer = files.load()

@@ -1,7 +1,7 @@
 """Documents of an evaluation from parquet or array_record files, on a folder or ``gs://``.
 
-A file counts only whole: how many documents it holds is known from its own metadata before it is read, and a file
-that cannot be read to that end is an error. Nothing that a pattern matches is skipped.
+A file is used as a whole: its metadata gives the number of documents before it is read, and a file that ends earlier is
+an error. No file that a pattern matches is skipped.
 """
 
 from __future__ import annotations
@@ -9,15 +9,17 @@ from __future__ import annotations
 import hashlib
 import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 from etils import epath
+from google.protobuf.message import DecodeError
 
 from ...runs.errors import BadInput, Problem
+from ...runs.spec.file_contents import unreachable
 from ...runs.store import records
 
 PARQUET, ARRAY_RECORD = (".parquet",), (".array_record", ".arrayrecord")
@@ -26,7 +28,7 @@ _ROWS, _READ_BYTES = 1024, 4 * 2**20
 
 @dataclass(frozen=True)
 class TextFile:
-    """A file of documents and how many it says it holds."""
+    """A file, and the number of documents by its metadata."""
 
     path: str
     documents: int
@@ -37,6 +39,7 @@ def find_files(patterns: Sequence[str]) -> tuple[TextFile, ...]:
 
     Raises:
       BadInput: a pattern matches nothing, or a file is of another kind, empty or unreadable; all of them.
+      OSError: a file cannot be reached now; a new process may succeed.
     """
     paths: set[str] = set()
     problems = []
@@ -52,6 +55,8 @@ def find_files(patterns: Sequence[str]) -> tuple[TextFile, ...]:
         except BadInput as error:
             problems += error.problems
         except Exception as error:
+            if unreachable(error):
+                raise
             problems.append(Problem("data.eval", path, f"cannot be read: {error}"))
         else:
             files.append(file)
@@ -67,6 +72,7 @@ def read_texts(files: Sequence[TextFile], column: str) -> Iterator[str]:
 
     Raises:
       BadInput: a file has no such text column, holds a null, or ends before its number of documents.
+      OSError: as `find_files`.
     """
     for file in files:
         read = 0
@@ -74,21 +80,23 @@ def read_texts(files: Sequence[TextFile], column: str) -> Iterator[str]:
             for text in _parquet(file.path, column) if file.path.endswith(PARQUET) else _records(file.path, column):
                 if not isinstance(text, str):
                     raise BadInput(
-                        [Problem("data.eval", file.path, f"document {read} of {column!r} is no text: {text!r}")]
+                        [Problem("data.eval", file.path, f"document {read} of {column!r} is not text: {text!r}")]
                     )
                 read += 1
                 yield text
-        except (pa.ArrowException, OSError, ValueError) as error:
+        except (pa.ArrowException, OSError, ValueError, RuntimeError, IndexError, DecodeError) as error:
+            if unreachable(error):
+                raise
             cure = f"broke off after {read} of {file.documents} documents: {error}"
             raise BadInput([Problem("data.eval", file.path, cure)]) from error
         if read != file.documents:
             raise BadInput(
-                [Problem("data.eval", file.path, f"gave {read} documents, it says it holds {file.documents}")]
+                [Problem("data.eval", file.path, f"has {read} documents, its metadata says {file.documents}")]
             )
 
 
 def digest(files: Sequence[TextFile]) -> str:
-    """sha256 over the files' contents, wherever they lie and whatever they are called."""
+    """sha256 over the files' contents; their names, folders and order do not matter."""
     contents = []
     for file in files:
         content = hashlib.sha256()
@@ -116,7 +124,7 @@ def _count(path: str) -> int:
     if path.endswith(ARRAY_RECORD):
         with _array_record(path) as reader:
             return int(reader.num_records())
-    raise BadInput([Problem("data.eval", path, f"is none of {', '.join(PARQUET + ARRAY_RECORD)}")])
+    raise BadInput([Problem("data.eval", path, f"must end with one of {', '.join(PARQUET + ARRAY_RECORD)}")])
 
 
 def _parquet(path: str, column: str) -> Iterator[Any]:
@@ -158,4 +166,5 @@ def _array_record(path: str) -> Iterator[Any]:
         try:
             yield reader
         finally:
-            reader.close()
+            with suppress(RuntimeError):  # it raises again what reading raised
+                reader.close()

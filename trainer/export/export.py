@@ -1,9 +1,9 @@
 """Export of a MaxText checkpoint as a Hugging Face folder, streaming and without JAX, torch or MaxText.
 
 The folder counts as published when its manifest.json is there, which is written last and names every file with its
-size and sha256. Whatever was cut off before that is cleaned away by the next run; a published export is checked and
-returned as it is. Memory does not grow with the model: a stored chunk is read, cast, permuted into a mapped window of
-the output and forgotten, while the next chunks are decompressed and what is finished is hashed and flushed.
+size and sha256. What an interrupted export left is removed by the next one; a published export is checked and returned
+as it is. Memory does not grow with the model: a stored chunk is read, cast, permuted into its place in the output and
+freed, while the next chunks are decompressed and finished ranges are hashed and flushed.
 """
 
 from __future__ import annotations
@@ -26,11 +26,9 @@ from ..checkpoint.blocks import Block, read_ahead, reads, recycled_memory
 from ..checkpoint.layout import LeafPath, is_scanned, sort_leaves
 from . import manifest
 from .manifest import ExportManifest, FileEntry
-from .qwen3 import Architecture, StoredArray, Tensor, architecture_from_maxtext, check_names, config_json, stored_arrays
+from .qwen3 import Architecture, StoredArray, Tensor, check_names, config_json, stored_arrays
 from .safetensors_writer import DTYPES, INDEX, Part, Shard, ShardFile, index_json, plan_shards
 from .tokenizer_files import TokenizerFiles, find_tokenizer
-
-__all__ = ["Architecture", "ExportManifest", "architecture_from_maxtext", "export_checkpoint", "verify_export"]
 
 Panel = list[tuple[Block, np.ndarray[Any, Any]]]
 DType = Literal["bfloat16", "float32"]
@@ -38,7 +36,6 @@ Progress = Callable[[int, int], None]
 # Output bytes that are gathered before they are written.
 PANEL_BYTES = 64 * 2**20
 _STORED_TYPES = ("float32", "bfloat16", "float16")
-verify_export = manifest.verify_export
 
 
 def export_checkpoint(
@@ -57,12 +54,12 @@ def export_checkpoint(
 
     Args:
       step_dir: ``<run>/checkpoints/<step>``, a folder or ``gs://``.
-      out_dir: where the export goes, a folder or ``gs://``; it may hold an interrupted export, nothing foreign.
+      out_dir: where the export goes, a folder or ``gs://``; it may hold an interrupted export and nothing else.
       tokenizer: folder or Hugging Face repository with a tokenizer.json.
       spec_hash: the run's; with `proof_digest`, the checkpoint's, it goes into the manifest and decides whether an
         export that is already there is this one.
-      progress: called with bytes of weights written and bytes in all, the last time with both equal. What it raises
-        ends the export.
+      progress: called with bytes of weights written and bytes in all, the last time with both equal. An exception that
+        it raises ends the export.
     Raises:
       BadInput: the checkpoint is not one of this architecture (each missing, left-over or misshapen array is named),
         holds values that are not finite, is damaged, or is an export itself; the tokenizer has more ids than the
@@ -103,7 +100,7 @@ def export_checkpoint(
 def _match(
     tree: CheckpointTree, architecture: Architecture
 ) -> tuple[tuple[StoredArray, ...], Mapping[LeafPath, Any], tuple[str, ...]]:
-    """The arrays to export, open, and the names of the leaves that are ignored; all that is wrong is said at once."""
+    """The arrays to export, open, and the names of the leaves that are ignored. Raises BadInput with every problem."""
     weights, ignored = sort_leaves(tree.leaves)
     arrays = stored_arrays(architecture, scanned=is_scanned(weights, tree.scan_layers))
     check_names(arrays, weights, architecture)
@@ -129,7 +126,7 @@ def _write_shards(
     dtype: DType,
     progress: Progress,
 ) -> dict[str, FileEntry]:
-    """Stream all arrays into the shards; one thread moves values, another hashes, flushes and sends finished ranges."""
+    """Stream all arrays into the shards; one thread moves values, another hashes, flushes and uploads them."""
     home = {name: shard for shard in shards for name in shard.ranges}
     last = {list(shard.ranges)[-1] for shard in shards}
     total = sum(math.prod(t.shape) for a in arrays for t in a.tensors) * DTYPES[dtype][1].itemsize
@@ -137,7 +134,7 @@ def _write_shards(
     with ExitStack() as stack, ExitStack() as opened:
         folder = Path(out) if not str(out).startswith("gs://") else None
         folder = folder or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="elastic-tpu-export-")))
-        # One worker, so that a file's ranges are hashed in order. On an error it ends what it is at, then files close.
+        # One worker, so that a file's ranges are hashed in order. On an error it ends its task before the files close.
         worker = ThreadPoolExecutor(1, "settle")
         files: dict[str, ShardFile] = {}
         digests: dict[str, Future[FileEntry]] = {}
@@ -162,7 +159,7 @@ def _write_shards(
                     elif tensor is array.tensors[-1]:
                         settling.append(worker.submit(files[shard.name].settle, shard.ranges[tensor.name][1]))
                 while settling and settling[0].done():
-                    settling.pop(0).result()  # a full disk is known now, not after hours
+                    settling.pop(0).result()  # a full disk is reported now, not after hours
             for flushed in settling:
                 flushed.result()
             return {name: entry.result() for name, entry in digests.items()}
@@ -173,9 +170,9 @@ def _write_shards(
 def _panels(
     tree: CheckpointTree, arrays: tuple[StoredArray, ...], stores: Mapping[LeafPath, Any], dtype: DType
 ) -> Iterator[tuple[StoredArray, Panel]]:
-    """The arrays' blocks, in groups that follow one another on the axis that becomes the output's innermost.
+    """The arrays' blocks in panels: groups that follow one another on the axis that becomes the output's innermost.
 
-    The wider a panel, the fewer times the output is gone over; its size bounds the memory.
+    The wider a panel, the fewer passes over the output; the memory grows with it.
     """
     by_path = {array.path: array for array in arrays}
     waiting = (read for array in arrays for read in reads(array.path, stores[array.path], _order(array)))

@@ -1,6 +1,6 @@
 """What makes an export published: a manifest, written last, with the size and sha256 of every file.
 
-Readers go by the manifest alone. A folder without one is an interrupted export, whatever else is in it.
+Readers rely on the manifest alone: a folder without one is an interrupted export, whatever else is in it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pathlib import Path
 
 from etils import epath
 
-from ...runs.errors import BadInput, NotFound, Problem
+from ...runs.errors import BadInput, Damaged, NotFound, Problem
 from ...runs.store import records
 from .tokenizer_files import NAMES
 
@@ -72,12 +72,15 @@ def read_manifest(out_dir: str) -> ExportManifest:
 
     Raises:
       NotFound: there is none, so nothing is published there.
-      BadInput: it cannot be read, or contradicts its own digest.
+      BadInput: it cannot be read, or contradicts one of its digests.
     """
     path = epath.Path(out_dir) / MANIFEST
     if not path.exists():
         raise NotFound(f"{out_dir}: no {MANIFEST}, so no finished export is there; export again")
-    record = records.load(path.read_bytes(), str(path))
+    try:
+        record = records.load(path.read_bytes(), str(path))
+    except Damaged as error:
+        raise Damaged(f"{error}; export again") from error
     try:
         manifest = ExportManifest(
             step=int(record["step"]),
@@ -141,7 +144,7 @@ def clear(out_dir: str) -> None:
     """Remove what an interrupted or damaged export left, its manifest first.
 
     Raises:
-      BadInput: there are other files, so that this is perhaps not a folder for exports.
+      BadInput: there are other files, so this may not be a folder for exports.
     """
     folder = epath.Path(out_dir)
     if not folder.exists():
@@ -162,9 +165,9 @@ def publish(
     record = {**asdict(manifest), "ignored": list(ignored), "export_digest": manifest.export_digest}
     folder = epath.Path(out_dir)
     if out_dir.startswith("gs://"):
-        write_file(folder / MANIFEST, records.dump(record))
+        write_file(folder / MANIFEST, records.seal(record))
         return manifest
-    write_file(folder / _PARTIAL, records.dump(record))
+    write_file(folder / _PARTIAL, records.seal(record))
     (folder / _PARTIAL).replace(folder / MANIFEST)
     directory = os.open(folder, os.O_RDONLY)
     try:

@@ -76,7 +76,7 @@ _LAYER = (
     ("mlp.wo.kernel", "mlp.down_proj.weight", "ME", "E,M"),
 )
 
-# What transformers' Qwen3 cannot say: MaxText's key, the only value that exports, and what to do instead.
+# What transformers' Qwen3 cannot express: MaxText's key, whether its value can be exported, and what to set instead.
 _FIXED: tuple[tuple[str, Callable[[object], bool], str], ...] = (
     ("use_qk_norm", bool, "must be true: Qwen3 normalises queries and keys"),
     ("attention_bias", lambda v: not v, "must be false: the exporter knows no attention biases"),

@@ -2,8 +2,8 @@
 
 All shapes are known from the architecture, so headers, shards and the index are fixed first; values then go straight to
 their place through a scratch buffer that fits the cache. (A memory-mapped file would be simpler, but takes a page fault
-for each 4 KB and chunk.) Nothing of a model's size is ever held. Tensors lie in the order in which they are produced,
-so that a shard is finished, hashed and sent away while the next one is filled.
+for each 4 KB and chunk.) Memory does not grow with the model. Tensors lie in the order in which they are produced, so
+that a shard is finished, hashed and uploaded while the next one is filled.
 Format: https://github.com/huggingface/safetensors#format
 """
 
@@ -100,8 +100,8 @@ class ShardFile:
     def write(self, tensor: Tensor, parts: Sequence[Part]) -> bool:
         """Write parts that follow one another on the last of the tensor's `axes` and agree on all others.
 
-        A tensor's parts come in order, the last axis fastest. Where they cover whole rows, or are the first of theirs,
-        nothing is read back; else the rest of the rows is kept as it is in the file.
+        A tensor's parts come in order, the last axis fastest. Where they cover whole rows, or are the first of their
+        rows, nothing is read back; otherwise the rest of the rows is kept as it is in the file.
 
         Returns:
           Whether all values written are finite.

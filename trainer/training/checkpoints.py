@@ -1,7 +1,8 @@
-"""Checkpoints on storage: which are finished, which are proven, and which are set aside so that nobody restores them.
+"""Checkpoints on storage: which are finished, which are proven, and which are set aside so that none restores them.
 
-Orbax lists what has a right name; it does not look inside. MaxText restores the newest that Orbax lists. So before
-every restore each step newer than the newest proven one is opened whole and proven, or set aside (contracts.md 7).
+Orbax lists every folder that is named for a step and does not look inside; MaxText restores the newest that Orbax
+lists. So before every restore each step newer than the newest proven one is opened whole and proven, or set aside
+(docs/contracts.md 7).
 """
 
 from __future__ import annotations
@@ -23,12 +24,12 @@ _log = logging.getLogger("elastic_tpu.trainer")
 
 
 def all_steps(store: Store) -> set[int]:
-    """Steps that have anything at all below their name."""
+    """Steps with at least one file below ``checkpoints/<step>/``."""
     return set(proof.steps_in((entry.name for entry in store.list("checkpoints/")), "checkpoints/"))
 
 
 def finished_steps(store: Store) -> set[int]:
-    """Steps whose commit marker is there under their final name, read afresh."""
+    """Steps that have their commit marker under their final name, by a new listing."""
     listed = [entry.name for entry in store.list("checkpoints/")]
     return set(
         proof.steps_in((n for n in listed if n.count("/") == 2 and n.endswith(f"/{proof.COMMIT}")), "checkpoints/")
@@ -45,14 +46,18 @@ def prove(store: Store, step: int, session: TrainerSession) -> proof.Proof:
     left = {name: f.size for name, f in proof.files_of(store, step, only_sizes=True).items()}
     if proof.COMMIT not in left or left != {name: f.size for name, f in proven.files.items()}:
         raise NotFound(f"checkpoint {step} is being removed; it is not proven")
-    session.heartbeat.confirm()  # digests take minutes; what a zombie had in flight must not become proven
+    session.heartbeat.confirm()  # digests take minutes; a superseded trainer must not prove
     store.put(paths.proof(step), proven.dump())
     session.event("checkpoint.proven", step=step, digest=proven.digest, files=len(proven.files))
     return proven
 
 
 def reject(store: Store, uri: str, step: int, why: list[str], session: TrainerSession) -> None:
-    """Set a checkpoint aside, where neither MaxText nor Orbax lists it; nothing of it is deleted on a folder."""
+    """Set a checkpoint aside, where neither MaxText nor Orbax lists it.
+
+    On a folder it is moved to ``checkpoints-rejected/``; in a bucket only its commit marker is deleted, after a copy to
+    ``proofs/``.
+    """
     session.heartbeat.confirm()
     stamp = records.timestamp().replace(":", "").replace("-", "")
     _log.warning("checkpoint %d is set aside: %s", step, "; ".join(why[:3]))
@@ -63,10 +68,10 @@ def reject(store: Store, uri: str, step: int, why: list[str], session: TrainerSe
             store.put(f"proofs/{step}.rejected-{stamp}.json", records.dump(kept))
             store.delete(marker)
         except NotFound:
-            pass  # without its marker nobody lists it anyway
+            pass  # without its marker it is not listed anyway
     else:
         aside = Path(uri) / "checkpoints-rejected" / f"{step}-{stamp}"
-        with _on_disk(aside), suppress(FileNotFoundError):  # retention was faster
+        with _on_disk(aside), suppress(FileNotFoundError):  # retention has removed it
             aside.parent.mkdir(exist_ok=True)
             (Path(uri) / paths.checkpoint(step)).rename(aside)
     store.delete(paths.proof(step))
@@ -74,10 +79,12 @@ def reject(store: Store, uri: str, step: int, why: list[str], session: TrainerSe
 
 
 def settle(store: Store, uri: str, own: set[int], session: TrainerSession) -> int | None:
-    """Make the newest step that Orbax lists a proven one; returns it, or None when there is none.
+    """Prove the newest step that Orbax lists, or set it aside and go on to the next; returns the newest proven one.
 
     Args:
-      own: steps that this process saved; finished, they need no opening.
+      own: steps that this process saved: those that are finished are proven without being opened.
+    Raises:
+      Infrastructure: the folder of the checkpoints cannot be read or changed.
     """
     finished = finished_steps(store)
     for step in sorted(_listed_by_orbax(store, uri), reverse=True):
@@ -98,8 +105,8 @@ def settle(store: Store, uri: str, own: set[int], session: TrainerSession) -> in
 
 def _listed_by_orbax(store: Store, uri: str) -> set[int]:
     if is_bucket(uri):
-        return finished_steps(store)  # with no rename in a bucket, Orbax goes by the marker
-    folder = Path(uri) / "checkpoints"  # an empty folder counts for Orbax, and no listing of files shows it
+        return finished_steps(store)  # a bucket has no rename, so Orbax goes by the marker
+    folder = Path(uri) / "checkpoints"  # Orbax lists an empty folder too, a listing of files does not
     with _on_disk(folder), suppress(FileNotFoundError, NotADirectoryError):
         return {step for p in folder.iterdir() if (step := proof.step_of(p.name)) is not None and p.is_dir()}
     return set()
@@ -107,13 +114,11 @@ def _listed_by_orbax(store: Store, uri: str) -> set[int]:
 
 @contextmanager
 def _on_disk(path: Path) -> Iterator[None]:
-    """What the operating system refuses is nothing that this program did wrong: a new process may get on."""
+    """Raise an error of the operating system as Infrastructure: a new process may succeed."""
     try:
         yield
     except OSError as error:
-        raise Infrastructure(
-            f"{path}: {error.strerror or error}; which checkpoint to restore is not settled"
-        ) from error
+        raise Infrastructure(f"{path}: {error.strerror or error}; which checkpoint to restore is not known") from error
 
 
 def open_whole(folder: str, step: int) -> list[str]:

@@ -1,7 +1,7 @@
 """Elastic training: MaxText's own loop inside pathwaysutils' `Manager.elastic_retry`, with our policy around it.
 
 A slice is lost, the step raises, the manager waits for slices, MaxText restores the newest proven checkpoint and goes
-on, all in this process. What an error means is decided in policy.py; what may be restored, in checkpoints.py.
+on, all in this process. What an error means is decided in failure_policy.py; what may be restored, in checkpoints.py.
 """
 
 from __future__ import annotations
@@ -18,12 +18,14 @@ from pathwaysutils.elastic.manager import ElasticRuntimeError, Manager, ScaleUpS
 from ...runs.errors import BadInput, ElasticTPUError, Infrastructure, LimitSpent, Problem
 from ...runs.record.status import SliceCount
 from ..session import TrainerSession
-from . import failures, maxtext_patches
+from . import maxtext_patches
+from .bad_input import find_bad_input, may_come_from_input
+from .error_chain import decisive_error, own_error
 from .failure_policy import Budget, Cause, Failure, classify
 from .hardware import Hardware
-from .loss_writer import LossCurve
+from .loss_writer import LossWriter
 from .prover import Prover
-from .recovery import Recovering, StepTimes, after_a_dead_process
+from .recovery import Recovering, StepTimes, after_a_dead_process, tell_finished, tell_started
 
 _log = logging.getLogger("elastic_tpu.trainer")
 
@@ -36,8 +38,8 @@ class ElasticTraining:
         self._spec, self._hardware = session.run.spec, hardware
         self._arguments = maxtext_patches.arguments(overrides)
         self._prover = Prover(session, interval=self._spec.beat / 2)
-        self._losses = LossCurve(session.run, session.attempt.number)
-        self._budget = Budget(self._spec.patience.attempts_without_progress)
+        self._losses = LossWriter(session.run, session.attempt.number)
+        self._budget = Budget(self._spec.recovery_limits.attempts_without_progress)
         self._manager = Manager()
         self._maxtext = maxtext_patches.install(self, self._manager)
         self._configured: tuple[int, Any, Any] | None = None
@@ -48,14 +50,21 @@ class ElasticTraining:
         self._proven: int | None = None
         self._first_of_attempt = True
         self._completed_at = time.monotonic()
-        self._loss_of: float | None = None
         self.early_stop = False
         self._step, self._saved_step = -1, -1  # being done, and last one whose save has begun
         if self._recovering is not None:
-            self._tell_recovery(session.before.trained_seconds if session.before else 0.0)
+            tell_started(session, self._recovering, session.before.trained_seconds if session.before else 0.0)
 
     def run(self) -> None:
-        """Train until the last step, the end of the data, or a request to stop. Raises what ended it otherwise."""
+        """Train until the last step, the end of the data, or a request to stop.
+
+        Raises:
+          BadInput: the data holds no batch.
+          Infrastructure: a new process may succeed.
+          LimitSpent: too many attempts brought no new proven step.
+          EndedOnRequest: the run was lost to another trainer.
+          ElasticTPUError: a bug, or an error of the user's code.
+        """
         self._beat.update(phase="waiting", slices=SliceCount(0, self._spec.slices.count))
         self._beat.wait_until_held()
         retry = self._manager.elastic_retry(
@@ -63,12 +72,12 @@ class ElasticTraining:
             poll_interval=self._hardware.poll_interval,
             pre_callback=self._slices_ready,
             on_elastic_event_callback=self._slices_lost,
-            retry_policy=lambda attempt, error: True,  # `_judge` has decided already; only what may go on arrives here
+            retry_policy=lambda attempt, error: True,  # `_judge` raises DATA_LOSS only to recover in this process
         )
         try:
             retry(self._attempt)()
         except ElasticRuntimeError as error:
-            raise ElasticTPUError(f"pathwaysutils gave up: {error}") from error
+            raise ElasticTPUError(f"pathwaysutils ended its retries: {error}") from error
         finally:
             self._slices.close()
             self._losses.close()
@@ -105,7 +114,7 @@ class ElasticTraining:
     def _attempt(self) -> None:
         devices = self._manager.active_slice_count
         if self._proven is not None and self._proven >= self._spec.train.steps - 1:
-            self._beat.update(step=self._proven)  # it was lost after the last save; MaxText refuses such a directory
+            self._beat.update(step=self._proven)  # a slice was lost after the last save; nothing is left to train
             return
         try:
             if self._configured is None or self._configured[0] != devices:
@@ -113,86 +122,82 @@ class ElasticTraining:
                 self._configured = (devices, config, recorder)
             self._maxtext.run(self._configured[1], self._configured[2])
         except ScaleUpSignalError:
-            self._begin_recovery([], f"slices {sorted(self._slices.alive())} are up: going on with more of them")
+            self._begin_recovery([], f"slices {sorted(self._slices.alive())} are up: continuing with more slices")
             raise
         except (Exception, SystemExit) as error:
             self._judge(error)
 
     def _judge(self, error: BaseException) -> None:
         """Raise what the error means: DATA_LOSS to go on in this process, anything else to leave the loop."""
-        if (own := failures.own(error)) is not None:
+        if (own := own_error(error)) is not None:
             raise own
         step = self._beat.status.step + 1
-        kind, told = failures.telling(error)
+        kind, decisive = decisive_error(error)
         recovering = self._recovering is not None
-        slices_lost = self._slices.lost(self._hardware.patience)
-        failure = Failure(kind, str(told), step, not self._first_of_attempt, slices_lost, recovering)
+        slices_lost = self._slices.lost(self._hardware.loss_timeout)
+        failure = Failure(kind, str(decisive), step, not self._first_of_attempt, slices_lost, recovering)
         cause = classify(failure, self._before)
         self._before = failure
         _log.warning("step %d failed (%s): %s", step, cause.value, failure.message.partition("\n")[0])
+        if cause in (Cause.BUG, Cause.INFRASTRUCTURE) and may_come_from_input(kind, decisive):
+            self._raise_if_input_is_bad(error)
         if cause is Cause.BUG:
             traceback.print_exception(error)
             where = f"at step {step}, with all slices there"
-            raise ElasticTPUError(f"{type(told).__name__} {where}: {failure.message.strip()[:500]}") from error
+            raise ElasticTPUError(f"{type(decisive).__name__} {where}: {failure.message.strip()[:500]}") from error
         if cause is Cause.INFRASTRUCTURE or not self._spec.recovery:
-            raise Infrastructure(f"{type(told).__name__} at step {step}: {failure.message.strip()[:500]}") from error
+            raise Infrastructure(
+                f"{type(decisive).__name__} at step {step}: {failure.message.strip()[:500]}"
+            ) from error
         if not self._budget.note(cause, self._beat.status.proven_step):
             limit = f"recovery.attempts_without_progress ({self._budget.allowed}) is spent"
             raise LimitSpent(f"{limit}; the last error was: {failure.message.strip()[:300]}") from error
         lost = sorted(failure.slices_lost)
         named = f"slice {', '.join(map(str, lost))} lost"
         self._begin_recovery(lost, named if lost else f"{cause.value}: {failure.message[:200]}")
-        # The text is all that elastic_retry looks at.
+        # elastic_retry looks at the text only.
         raise jax.errors.JaxRuntimeError(f"DATA_LOSS: {failure.message}") from error
+
+    def _raise_if_input_is_bad(self, error: BaseException) -> None:
+        try:
+            bad = find_bad_input(self._spec)
+        except Exception as failed:  # the files cannot be reached: the first error says more
+            _log.warning("the input could not be looked into after the failure: %s", failed)
+            return
+        if bad is not None:
+            raise bad from error
 
     def _begin_recovery(self, lost: list[int], why: str) -> None:
         now = time.monotonic()
-        reached, again = self._beat.status.step, self._recovering
-        if again is not None:  # once more before the first step was done: still the same recovery
-            again.cause, again.slices = f"{again.cause}; {why}", sorted({*again.slices, *lost})
-            again.training = None
+        if self._recovering is not None:
+            self._recovering.fail_again(why, lost)
             return
+        reached = self._beat.status.step
         self._recovering = Recovering(why, lost, reached, now, now - self._completed_at, self._times)
-        self._tell_recovery(self._times.total)
-
-    def _tell_recovery(self, trained_seconds: float) -> None:
-        recovering = self._recovering
-        assert recovering is not None
-        number = self._beat.status.recovery + (1 if recovering.in_process else 0)
-        self._beat.update(phase="waiting", recovery=number, reason=recovering.cause)
-        self._session.event(
-            "recovery.started",
-            step=recovering.reached,
-            cause=recovering.cause,
-            slices=recovering.slices,
-            in_process=recovering.in_process,
-            detect=round(recovering.detect, 3),
-            trained_seconds=round(trained_seconds, 3),
-        )
-        self._beat.update(trained_seconds=0.0)  # told; a process that dies now must not tell it again
+        tell_started(self._session, self._recovering, self._times.total)
 
     def _slices_lost(self) -> None:
-        """After an error that is to be survived: ask for the slices, and let what was being saved end."""
+        """Before a recovery: ask for the lost slices back, and wait for the end of a save that is under way."""
         self._slices.ask_back(self._slices.lost())
         alive = SliceCount(len(self._slices.alive()), self._spec.slices.count)
         checkpointer, self._checkpointer = self._checkpointer, None
         if checkpointer is not None:
-            self._beat.update(phase="saving", slices=alive)  # a save that hangs is a stall, not a slice that is missing
+            self._beat.update(phase="saving", slices=alive)  # so that a save that hangs counts as a stall
             try:
                 checkpointer.wait()
                 checkpointer.close()
-            except Exception as error:  # a save that died with the slice; storage tells what came of it
+            except Exception as error:  # it failed with its slice; `settle` finds out what is on storage
                 _log.warning("the save that was under way failed: %s", error)
         self._beat.update(phase="waiting", slices=alive)
 
     # -- what MaxText calls -----------------------------------------------------------------------------------
 
     def before_restore(self) -> None:
-        """The fence must hold before anything is read."""
+        """Confirm the fence before anything is read."""
         self._beat.confirm()
 
     def after_restore(self) -> None:
-        """Next it compiles."""
+        """MaxText compiles next."""
         self._beat.update(phase="compiling")
 
     def iteration(
@@ -211,7 +216,7 @@ class ElasticTraining:
             self._begin_training(step, variables, fixed, began)
         self._raise_if_lost(state)
         if self._beat.stop is not None:
-            fixed["steps"] = step + 1  # the loop ends by itself after this step, and saves
+            fixed["steps"] = step + 1  # MaxText's loop ends after this step, and saves
             self._beat.update(phase="stopping", reason=self._beat.stop.reason)
         try:
             metrics = proceed()
@@ -224,21 +229,21 @@ class ElasticTraining:
         return metrics
 
     def before_save(self, step: int) -> None:
-        """A zombie must not save."""
+        """Confirm the fence: a superseded trainer must not save."""
         self._beat.confirm()
         self._prover.saving(step)
 
     def saved(self, step: int) -> None:
-        """The prover takes it from here."""
+        """The save has begun; the prover waits for its end."""
         self._saved_step = step
         self._prover.saved(step)
 
     def declined(self, step: int) -> None:
-        """Nothing was saved under that name."""
+        """Orbax did not begin the save."""
         self._prover.declined(step)
 
     def may_scale_up(self) -> bool:
-        """More slices are taken only when nothing is lost by it: right after a save, and not at the end."""
+        """Take more slices only when no step is lost by it: right after a save, and not at the end."""
         return self._saved_step in (self._step, self._step - 1) and 0 <= self._saved_step < self._spec.train.steps - 1
 
     def metrics(self, step: int, scalars: Mapping[str, Any]) -> None:
@@ -252,32 +257,35 @@ class ElasticTraining:
     def _begin_training(self, step: int, variables: dict[str, Any], fixed: dict[str, Any], now: float) -> None:
         expected = 0 if self._proven is None else self._proven + 1
         if step != expected:
-            raise Infrastructure(f"MaxText starts at step {step}, the newest proven checkpoint was of {expected - 1}")
+            raise Infrastructure(
+                f"MaxText starts at step {step}, but the newest proven checkpoint is of {expected - 1}"
+            )
         if self._recovering is not None:
             self._recovering.training, self._recovering.restored = now, step - 1
         self._session.event("train.restored", step=step - 1) if step else None
         self._beat.update(phase="training", step=step - 1)
-        _check_first_batch(variables["data_loader"], fixed["config"], self._manager)
+        live = sum(len(self._manager.slice_to_devices[i]) for i in self._manager.active_slice_indices)
+        maxtext_patches.check_first_batch(variables["data_loader"], fixed["config"], live)
         self._prover.resume()
 
     def _raise_if_lost(self, state: dict[str, Any]) -> None:
         lost = self._slices.lost() if self._hardware.simulated else frozenset()
         if not lost:
             return
-        for array in jax.tree.leaves(state["state"]):  # nothing may go on from the memory of a slice that is gone
+        for array in jax.tree.leaves(state["state"]):  # as if they had been lost with the slice: nothing may use them
             if hasattr(array, "delete"):
                 array.delete()
         raise jax.errors.JaxRuntimeError(f"DATA_LOSS: slice {', '.join(map(str, sorted(lost)))} is gone")
 
     def _data_ended(self, stop: Exception, fixed: dict[str, Any]) -> None:
-        """MaxText says StopTraining for the end of the data and for a failed read alike; only the first is an end."""
+        """End training if the data ended. MaxText raises StopTraining for that and for a failed read alike."""
         if not isinstance(stop.__context__, StopIteration):
             raise stop.__context__ or stop
         if self._beat.status.step < 0:
             raise BadInput([Problem("data.train", self._spec.data.train, "holds too little text for one batch")])
         _log.warning("the data ended before train.steps: %s", stop)
         self.early_stop = True
-        fixed["steps"] = 0  # the loop ends, and saves the last step that was done
+        fixed["steps"] = 0  # MaxText's loop ends, and saves the last completed step
 
     def _completed(self, step: int, began: float) -> None:
         now = time.monotonic()
@@ -306,24 +314,4 @@ class ElasticTraining:
         if recovering is None or recovering.reached < 0:
             self._session.event("train.first_step", step=step, seconds=0.0 if recovering else round(seconds, 3))
         if recovering is not None:
-            self._session.event("recovery.finished", step=step, **recovering.finished(now))
-
-
-def _check_first_batch(loader: Any, config: Any, manager: Manager) -> None:
-    """The first global batch must have a row for every live device: MaxText 0.2.5 may feed one VM's worth only."""
-    load = loader.load_next_batch
-    devices = sum(len(manager.slice_to_devices[i]) for i in manager.active_slice_indices)
-    expected = int(config.per_device_batch_size * devices * config.gradient_accumulation_steps)
-
-    def checked(*args: Any, **kwargs: Any) -> Any:
-        del loader.load_next_batch  # the class's own again; to assign it would keep the loader in a cycle
-        batch = load(*args, **kwargs)
-        rows = next(iter(batch.values())).shape[0]
-        if rows != expected:
-            raise ElasticTPUError(
-                f"the first global batch has {rows} rows, {devices} devices with per_device_batch_size "
-                f"{config.per_device_batch_size} need {expected}: the data pipeline does not feed every device"
-            )
-        return batch
-
-    loader.load_next_batch = checked
+            tell_finished(self._session, recovering, step, now)

@@ -1,4 +1,4 @@
-"""The slices that training runs on: real ones under Pathways, or simulated ones; chosen by the run's platform."""
+"""The slices that training runs on: real ones under Pathways, or simulated ones, as the run's platform has them."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ SIMULATED = "ELASTIC_TPU_SIMULATED_SLICES"
 
 
 class Slices(Protocol):
-    """The state of one's own slices, and how to ask for a lost one back (`platforms/<p>/slices.py`)."""
+    """The run's slices as its trainer sees them (`platforms/<p>/slices.py`)."""
 
     def hold(self, indices: Iterable[int]) -> frozenset[int]:
-        """Take these slices for the coming attempt; returns those that could be had."""
+        """Take these slices for the next attempt; returns those that could be taken."""
 
-    def lost(self, patience: float = 0.0) -> frozenset[int]:
-        """Slices lost since they were taken; waits so many seconds for the first to show."""
+    def lost(self, timeout: float = 0.0) -> frozenset[int]:
+        """Slices lost since they were taken with `hold`; waits up to `timeout` seconds for the first to show."""
 
     def alive(self) -> frozenset[int]:
         """Slices that are up now."""
@@ -42,22 +42,22 @@ class Slices(Protocol):
 class Hardware:
     """Slices, and what follows from their kind.
 
-    `poll_interval`: seconds between two looks whether a lost slice is back. `simulated`: an array does not die with its
-    slice, so training itself must stop when one is lost; under Pathways the runtime raises, or heals with no exception.
-    `patience`: seconds after an error within which the loss that caused it shows.
+    `poll_interval`: seconds between two looks whether a lost slice is back. `simulated`: arrays outlive their slice, so
+    training must check for losses itself; under Pathways the runtime raises, or recovers with no exception.
+    `loss_timeout`: seconds after an error within which `slices` shows the loss that caused it.
     """
 
     slices: Slices
     poll_interval: float
     simulated: bool
-    patience: float = 0.0
+    loss_timeout: float = 0.0
 
 
 def prepare(run: Run, tell: Callable[..., None], environ: Mapping[str, str] = os.environ) -> Hardware:
     """Set the process up for the run's slices. Imports jax: what must be set before that is set here.
 
     Args:
-      tell: records an event of the run (kind, **data). On the local platform whoever runs the workers does that.
+      tell: records an event of the run (kind, **data). Not used on the local platform: its supervisor records slices.
     Raises:
       BadInput: this process cannot use such slices.
     """
@@ -70,30 +70,30 @@ def prepare(run: Run, tell: Callable[..., None], environ: Mapping[str, str] = os
         return Hardware(local, poll_interval=0.1, simulated=True)
     from ...platforms.gke.slices import GkeSlices
 
-    told = SliceEvents(tell, count, simulated=SIMULATED in environ)
+    events = SliceEvents(tell, count, simulated=SIMULATED in environ)
     if SIMULATED in environ:
-        return _simulated_on_gke(run, environ[SIMULATED], told)
+        return _simulated_on_gke(run, environ[SIMULATED], events)
     from . import pathways
 
     pathways.connect(environ)
-    watched = GkeSlices(run.run_id, count, on_change=told)
-    return Hardware(watched, poll_interval=5.0, simulated=False, patience=10.0)
+    watched = GkeSlices(run.run_id, count, on_change=events)
+    return Hardware(watched, poll_interval=5.0, simulated=False, loss_timeout=10.0)
 
 
-def _simulated_on_gke(run: Run, value: str, told: SliceEvents) -> Hardware:
+def _simulated_on_gke(run: Run, value: str, events: SliceEvents) -> Hardware:
     from ...platforms.gke.slices import GkeSlices
     from ...platforms.local.slices import LocalSlices
 
     try:
         shape = tpu.resolve_slice(f"{tpu.SIMULATED}-{value}")
     except BadInput as error:
-        cure = "is <VMs>x<devices a VM>, e.g. 2x1; on real slices it is not set at all"
+        cure = "must be <VMs>x<devices a VM>, e.g. 2x1; do not set it on real slices"
         raise BadInput([Problem(SIMULATED, value, cure)]) from error
-    _log.warning("%s=%s: SIMULATED slices, CPU devices of this process; no figure of it is a TPU's", SIMULATED, value)
+    _log.warning("%s=%s: SIMULATED slices, CPU devices of this process; no figures of TPUs", SIMULATED, value)
     count = run.spec.slices.count
     workers = LocalSlices(run.run_id, count, shape.vms)
     _simulate(count, shape, workers)
-    watched = WatchedWorkers(workers, GkeSlices(run.run_id, count, on_change=told))
+    watched = WatchedWorkers(workers, GkeSlices(run.run_id, count, on_change=events))
     return Hardware(watched, poll_interval=0.1, simulated=True)
 
 
@@ -101,33 +101,33 @@ def _simulate(count: int, shape: tpu.SliceShape, slices: Slices) -> None:
     from . import local_pathways
 
     local_pathways.configure(count, shape.devices)
-    local_pathways.install(shape.devices, shape.devices // shape.vms, slices.alive)
+    local_pathways.install(shape.devices, shape.devices_per_vm, slices.alive)
 
 
 class WatchedWorkers:
-    """Simulated slices in a cluster: their workers say which are lost, their Jobs are brought back as on GKE."""
+    """Simulated slices in a cluster: lost when a worker dies, and their Jobs brought back as on GKE."""
 
     def __init__(self, workers: Slices, jobs: Slices) -> None:
         self._workers, self._jobs = workers, jobs
 
     def hold(self, indices: Iterable[int]) -> frozenset[int]:
-        """Take slices by their workers."""
+        """Connect to the workers of these slices."""
         return self._workers.hold(indices)
 
-    def lost(self, patience: float = 0.0) -> frozenset[int]:
+    def lost(self, timeout: float = 0.0) -> frozenset[int]:
         """Slices of which a worker died."""
-        return self._workers.lost(patience)
+        return self._workers.lost(timeout)
 
     def alive(self) -> frozenset[int]:
         """Slices whose workers answer."""
         return self._workers.alive()
 
     def ask_back(self, indices: Iterable[int]) -> None:
-        """Have the Jobs of these slices looked at."""
+        """Look at the Jobs of these slices at once."""
         self._jobs.ask_back(indices)
 
     def close(self) -> None:
-        """Let go, and stop watching."""
+        """Close the connections, and stop watching the Jobs."""
         self._workers.close()
         self._jobs.close()
 
@@ -135,7 +135,7 @@ class WatchedWorkers:
 class SliceEvents:
     """Writes what happens to slices into the run directory: slice.ready, slice.lost, slice.back.
 
-    From a thread of its own, since a storage that is away must not keep anybody from bringing a slice back.
+    A thread of its own writes them, so that a storage that is away does not delay bringing a slice back.
     """
 
     def __init__(self, tell: Callable[..., None], count: int, *, simulated: bool) -> None:
@@ -144,7 +144,7 @@ class SliceEvents:
         threading.Thread(target=self._write, name="slice-events", daemon=True).start()
 
     def __call__(self, kind: str, index: int | None, why: str) -> None:
-        """Something changed; see `GkeSlices`."""
+        """Queue the event of a change; arguments as of `on_change` of `GkeSlices`."""
         if index is None:
             self._waiting.put(("slice.ready", {"all": True, "slices": list(range(self._count)), **self._more}))
         else:

@@ -36,11 +36,11 @@ def configure(slices: int, devices_per_slice: int, environ: MutableMapping[str, 
 
 
 def install(devices_per_slice: int, devices_per_vm: int, alive: Callable[[], Set[int]]) -> None:
-    """Register the backend, name the devices, and let slice health mean that its worker process is alive.
+    """Register the backend, give each device its slice and VM, and call a slice healthy while its worker is alive.
 
     Args:
-      devices_per_slice: CPU devices that make a slice.
-      devices_per_vm: of these, how many share a VM (`task_id`).
+      devices_per_slice: CPU devices of a slice.
+      devices_per_vm: CPU devices of a VM (`task_id`).
       alive: slices whose worker answers now.
     """
     import jax
@@ -65,7 +65,7 @@ def install(devices_per_slice: int, devices_per_vm: int, alive: Callable[[], Set
     profiling.monkey_patch_jax = lambda: None  # there is no Pathways profiler server to talk to
     elastic.DefaultSliceHealthChecker = WorkerHealth
     initialize()
-    # Pathways keeps its own compilation cache; here it is XLA's, and it makes a second compilation cheap.
+    # Real Pathways has its own compilation cache. Here XLA's makes a second compilation cheap.
     jax.config.update("jax_enable_compilation_cache", True)
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)

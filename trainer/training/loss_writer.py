@@ -1,8 +1,8 @@
 """Keeps the loss of every step in the run directory, for the report (runs/record/loss_log.py).
 
-Training only appends to a list; a thread of its own writes the file, so a slow storage costs no step anything. Each
-attempt has its own file and is its only writer, so no fence is needed: whoever took over writes another one. The file
-is bounded: when there are too many points, only every second one is kept, and from then on every second step.
+Training only appends to a list; a thread of its own writes the file, so a slow storage delays no step. Each attempt
+writes a file of its own, so no fence is needed. The file is bounded: when there are too many points, only every second
+one is kept, and from then on only every second step.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Callable
 
 from ...runs.errors import ElasticTPUError
 from ...runs.record import loss_log
@@ -21,15 +20,14 @@ from ...runs.record.run import Run
 _log = logging.getLogger("elastic_tpu.trainer")
 
 
-class LossCurve:
-    """The losses of one attempt.
+class LossWriter:
+    """Writes the losses of one attempt.
 
     Args:
       run: the run.
       attempt: number of this process start.
-      interval: seconds between two writes; 1 on the local platform and 30 elsewhere, if None.
+      interval: seconds between two writes; the platform's `loss_interval` if None.
       limit: points that are kept at most.
-      clock: Unix seconds.
     """
 
     def __init__(
@@ -38,10 +36,9 @@ class LossCurve:
         attempt: int,
         interval: float | None = None,
         limit: int = 2000,
-        clock: Callable[[], float] = time.time,
     ) -> None:
-        self._store, self._name, self._limit, self._clock = run.store, loss_log.file_name(attempt), limit, clock
-        self._interval = interval or (1.0 if run.spec.platform == "local" else 30.0)
+        self._store, self._name, self._limit = run.store, loss_log.file_name(attempt), limit
+        self._interval = interval or run.spec.traits.loss_interval
         self._lock = threading.Lock()
         self._points: list[Loss] = []
         self._newest: Loss | None = None
@@ -52,8 +49,8 @@ class LossCurve:
         self._thread.start()
 
     def add(self, step: int, loss: float) -> None:
-        """The loss of a step is known."""
-        point = Loss(step, loss if math.isfinite(loss) else None, self._clock())
+        """Add the loss of a completed step."""
+        point = Loss(step, loss if math.isfinite(loss) else None, time.time())
         with self._lock:
             self._newest = point
             if step % self._every == 0:
@@ -61,7 +58,7 @@ class LossCurve:
             while len(self._points) > self._limit and self._every <= max(p.step for p in self._points):
                 self._every *= 2
                 self._points = [p for p in self._points if p.step % self._every == 0]
-            del self._points[: -self._limit]  # nothing but step 0, again and again
+            del self._points[: -self._limit]  # thinning does not help if only step 0 comes, again and again
 
     def close(self) -> None:
         """Write what is left; does not wait long for a storage that is away."""
@@ -84,4 +81,4 @@ class LossCurve:
             self._store.put(self._name, loss_log.dump(points, every))
             self._written = newest
         except ElasticTPUError as error:
-            _log.warning("the losses could not be written; the next write has them too: %s", error)
+            _log.warning("the losses could not be written; the next write includes them: %s", error)

@@ -1,7 +1,7 @@
-"""Every place where we reach into MaxText, by name, checked at start: no fork, no edit of its files.
+"""Every place where training reaches into MaxText, by name, checked at start: no fork, no edited file.
 
-Known to fit MaxText 0.2.5. A version that moved one of these names is refused with the version and the symbol, before a
-slice is spent on it.
+Known to fit MaxText 0.2.5. A version that lacks one of these names is refused, with the version and the name, before
+training starts.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from ...runs.errors import ElasticTPUError
 
 _TRAIN = "maxtext.trainers.pre_train.train"
 
-# Module, symbol, and the parameters that we count on.
-SEAMS: Sequence[tuple[str, str, tuple[str, ...]]] = (
+# Module, symbol, and the parameters that are relied on.
+SYMBOLS: Sequence[tuple[str, str, tuple[str, ...]]] = (
     (_TRAIN, "initialize", ("argv",)),
     (_TRAIN, "run", ("config", "recorder")),
     (_TRAIN, "training_loop_iteration", ("jax_device_state", "python_vars", "immutable_data")),
@@ -36,26 +36,26 @@ SEAMS: Sequence[tuple[str, str, tuple[str, ...]]] = (
 
 
 class Hooks(Protocol):
-    """What the trainer wants to know and decide while MaxText runs."""
+    """Calls that training gets while MaxText runs."""
 
     def before_restore(self) -> None:
         """MaxText is about to look for a checkpoint to restore."""
 
     def after_restore(self) -> None:
-        """Restored, or found nothing; it builds and compiles next."""
+        """MaxText has restored a checkpoint, or found none; it builds and compiles next."""
 
     def iteration(self, step: int, state: dict[str, Any], variables: dict[str, Any], fixed: dict[str, Any],
                   proceed: Callable[[], Any]) -> Any:  # fmt: skip
-        """One training step; `proceed` does it."""
+        """One training step, which `proceed` runs; the mappings are those of MaxText's loop."""
 
     def before_save(self, step: int) -> None:
         """A checkpoint of this step is about to be saved."""
 
     def saved(self, step: int) -> None:
-        """Its save has begun in the background."""
+        """The save of this step has begun in the background."""
 
     def declined(self, step: int) -> None:
-        """Orbax did not begin that save."""
+        """Orbax did not begin the save of this step."""
 
     def may_scale_up(self) -> bool:
         """Whether MaxText may stop here for slices that are back."""
@@ -75,23 +75,23 @@ class MaxText:
 
 
 def check() -> str:
-    """Import MaxText and make sure that each seam is where we know it; returns its version.
+    """Import MaxText and check each of `SYMBOLS`; returns MaxText's version.
 
     Raises:
-      ElasticTPUError: it is not; names the version and the symbol.
+      ElasticTPUError: a symbol is missing or takes other parameters; names it and the version.
     """
     version = importlib.metadata.version("maxtext")
-    for module, symbol, parameters in SEAMS:
+    for module, symbol, parameters in SYMBOLS:
         found: Any = getattr(importlib.import_module(module), symbol, _MISSING)
         if found is _MISSING:
-            raise ElasticTPUError(f"MaxText {version} has no {module}.{symbol}; elastic-tpu knows 0.2.5: install that")
+            raise ElasticTPUError(f"MaxText {version} has no {module}.{symbol}; install 0.2.5, which elastic-tpu fits")
         if parameters:
             have = list(inspect.signature(found).parameters)
             if any(name not in have for name in parameters):
                 want = ", ".join(parameters)
                 raise ElasticTPUError(
                     f"MaxText {version}: {module}.{symbol} takes ({', '.join(have)}), not ({want}); "
-                    "elastic-tpu knows 0.2.5: install that"
+                    "install 0.2.5, which elastic-tpu fits"
                 )
     return version
 
@@ -100,7 +100,11 @@ _MISSING = object()
 
 
 def install(hooks: Hooks, manager: Any) -> MaxText:
-    """Put the hooks in; safe to call again with others."""
+    """Install the hooks; calling it again replaces them.
+
+    Args:
+      manager: pathwaysutils' elastic Manager, for MaxText to use.
+    """
     from maxtext.common import checkpointing, metric_logger
     from maxtext.trainers.pre_train import train
     from maxtext.utils import elastic_utils, exceptions, maxtext_utils
@@ -147,7 +151,7 @@ def install(hooks: Hooks, manager: Any) -> MaxText:
 
     @functools.wraps(describe)
     def describe_once(config: Any, summary_writer: Any) -> None:
-        # The configuration as hundreds of text entries for TensorBoard: once a process, not once a recovery.
+        # It writes hundreds of text entries for TensorBoard: once a process is enough, a recovery need not wait for it.
         if config.run_name not in described:
             described.append(config.run_name)
             describe(config, summary_writer)
@@ -170,8 +174,8 @@ def _original(owner: Any, name: str) -> Any:
 def _rows_for_all_devices(config: Any) -> float:
     """Rows that this process loads a step.
 
-    Under a single controller one process feeds every device, unless a colocated sidecar a VM does; MaxText 0.2.5 counts
-    one VM's devices in both cases.
+    Under a single controller one process feeds every device, unless a colocated sidecar on each VM does; MaxText 0.2.5
+    counts one VM's devices in both cases.
     """
     from maxtext.utils import elastic_utils
 
@@ -181,13 +185,39 @@ def _rows_for_all_devices(config: Any) -> float:
     return int(rows) if rows == int(rows) else rows
 
 
+def check_first_batch(loader: Any, config: Any, devices: int) -> None:
+    """Let the loader check its next batch, the first: MaxText 0.2.5 may feed one VM's devices only.
+
+    Args:
+      loader: MaxText's data loader.
+      devices: live devices, each of which must get its rows.
+    Raises:
+      ElasticTPUError: from the loader, if the batch has another number of rows.
+    """
+    load = loader.load_next_batch
+    expected = int(config.per_device_batch_size * devices * config.gradient_accumulation_steps)
+
+    def checked(*args: Any, **kwargs: Any) -> Any:
+        del loader.load_next_batch  # back to the method of the class; assigning it would keep the loader in a cycle
+        batch = load(*args, **kwargs)
+        rows = next(iter(batch.values())).shape[0]
+        if rows != expected:
+            raise ElasticTPUError(
+                f"the first global batch has {rows} rows, {devices} devices with per_device_batch_size "
+                f"{config.per_device_batch_size} need {expected}: the data pipeline does not feed every device"
+            )
+        return batch
+
+    loader.load_next_batch = checked
+
+
 def base_config() -> str:
     """Path of MaxText's base.yml."""
     from ...runs.spec.maxtext_config import configs_folder
 
     folder = configs_folder()
     if folder is None:
-        raise ElasticTPUError("MaxText is not installed here; install elastic-tpu[trainer] (Python 3.12 or newer)")
+        raise ElasticTPUError(f"MaxText {importlib.metadata.version('maxtext')} has no configs/base.yml; install 0.2.5")
     return str(folder / "base.yml")
 
 

@@ -1,4 +1,4 @@
-"""Real Pathways: connects this process to the proxy beside it, after making sure that they fit."""
+"""Real Pathways: connects this process to the proxy in its pod, after checking that their JAX versions agree."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _JAX_OF_IMAGES = "ELASTIC_TPU_PATHWAYS_JAX"  # set by the manifest: the JAX vers
 
 
 def connect(environ: Mapping[str, str] = os.environ) -> None:
-    """Make Pathways the backend of JAX; before anything touches a backend.
+    """Make Pathways the backend of JAX. Call it before any backend of JAX is used.
 
     Raises:
       BadInput: this process is not in a head pod, or the Pathways images are made for another JAX.
@@ -24,7 +24,7 @@ def connect(environ: Mapping[str, str] = os.environ) -> None:
 
 
 def check(environ: Mapping[str, str], jax: str) -> None:
-    """Refuse what can not work, with the cure.
+    """Refuse an environment that cannot work.
 
     Args:
       environ: of the process.

@@ -1,7 +1,7 @@
-"""Proves checkpoints while training goes on: a thread that digests what was just saved, never between two steps.
+"""Proves checkpoints while training goes on: a thread computes the digests, so that no step waits for them.
 
 Only what this process saved itself is proven here, after storage shows it finished. A later step that it did not save
-is a zombie's and is set aside (contracts.md 6 and 7).
+was saved by a superseded trainer and is set aside (docs/contracts.md 6 and 7).
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Prover:
         self._thread.start()
 
     def saving(self, step: int) -> None:
-        """This process is about to save a step: what appears under that name is its own."""
+        """This process is about to save a step: a checkpoint that appears under that name is its own."""
         self._saving.add(step)
 
     def declined(self, step: int) -> None:
@@ -49,18 +49,18 @@ class Prover:
         self._session.event("checkpoint.saved", step=step)
 
     def resume(self) -> None:
-        """Training goes on: look from time to time."""
+        """Look at `checkpoints/` every `interval` seconds again, after `settle`: training goes on."""
         self._paused = False
 
     def close(self) -> None:
-        """Stop looking."""
+        """Stop the thread."""
         self._closed.set()
         self._thread.join(10.0)
 
     def settle(self) -> int | None:
         """Prove or set aside everything newer than the newest proven step; returns that step.
 
-        Nothing is being saved now, or what was is given up: what is not finished does not count.
+        Call it when no save is under way, or when it is given up: an unfinished checkpoint is set aside.
 
         Raises:
           Unreachable: the storage was away for longer than `recovery.storage_timeout`.
@@ -78,7 +78,7 @@ class Prover:
         return self._saving | self._saved
 
     def _prove_older(self) -> None:
-        """What this process saved before the newest and had no time to prove: the newest needs a fallback."""
+        """Prove what this process saved before the newest step: a fallback, should the newest be damaged."""
         store = self._run.store
         finished = checkpoints.finished_steps(store)
         unproven = (finished & self._own()) - set(proof.recorded_steps(store)) - {max(finished, default=-1)}
@@ -96,7 +96,7 @@ class Prover:
             except ElasticTPUError as error:
                 _log.warning("checkpoints could not be proven now: %s", error)
             except Exception:
-                _log.exception("the prover failed; it tries again")
+                _log.exception("a bug in the prover; it looks again")
 
     def _look(self) -> None:
         store = self._run.store
@@ -111,7 +111,7 @@ class Prover:
             with suppress(NotFound):
                 checkpoints.prove(store, step, self._session)
                 recorded.add(step)
-        # Seen twice, since a save of our own may be finished a moment before `saved` is told.
+        # Set aside only if seen in two looks: a save of our own may be finished a moment before `saved` is called.
         for step in sorted(foreign & self._foreign):
             why = "it was saved by another trainer"
             checkpoints.reject(store, self._run.uri, step, [why], self._session)

@@ -1,4 +1,4 @@
-"""`train`: from a process start to an exit code that says who must act (contracts.md 8)."""
+"""`train`: from a process start to an exit code that says who must act (docs/contracts.md 8)."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def train(session: TrainerSession) -> int:
     except ElasticTPUError as error:
         _log.error("%s", error)
         return session.end(error.code, str(error))
-    except OSError as error:  # a disk or a mount, not this program: a new process may get on
+    except OSError as error:  # a disk or a mount failed: a new process may succeed
         traceback.print_exception(error)
         return session.end(ExitCode.INFRASTRUCTURE, f"{type(error).__name__}: {error}"[:500])
     except BaseException as error:
@@ -46,14 +46,14 @@ def _train(session: TrainerSession) -> int:
             0, f"already complete: step {result.final_step} is proven; nothing was done", step=result.final_step
         )
     before = session.before
-    if before is not None and before.step >= 0:  # so that a death before the first step hides no earlier one
+    if before is not None and before.step >= 0:  # for the next process, should this one die before a step
         session.heartbeat.update(step=before.step, step_seconds=before.step_seconds)
     if session.proven_step is not None and session.proven_step >= run.spec.train.steps - 1:
         return _only_the_result_is_missing(session, session.proven_step)
-    allowed = run.spec.patience.attempts_without_progress
+    allowed = run.spec.recovery_limits.attempts_without_progress
     if starts_without_progress(session.attempt.proven_at_start, session.proven_step) >= allowed:
         raise LimitSpent(
-            f"recovery.attempts_without_progress ({allowed}) is spent: as many starts of the trainer brought no new "
+            f"recovery.attempts_without_progress ({allowed}) is spent: so many starts of the trainer brought no new "
             f"proven checkpoint; the logs are in {run.path(paths.attempts('train'))}"
         )
     began = time.monotonic()
@@ -65,7 +65,7 @@ def _train(session: TrainerSession) -> int:
 
     version = maxtext_patches.check()
     _log.info("MaxText %s is ready after %.1f s", version, time.monotonic() - began)
-    training = ElasticTraining(session, slices, maxtext_overrides(run.spec) | _of_this_machine(run, slices))
+    training = ElasticTraining(session, slices, maxtext_overrides(run.spec) | _cpu_keys(run, slices))
     try:
         training.run()
         return finish(session, training)
@@ -90,8 +90,8 @@ class _Trained:
         return self.step
 
 
-def _of_this_machine(run: Run, slices: Hardware) -> dict[str, Any]:
-    """MaxText keys that a spec cannot know, unless it sets them: what CPU devices need, wherever they stand in."""
+def _cpu_keys(run: Run, slices: Hardware) -> dict[str, Any]:
+    """MaxText keys that simulated slices need, being CPU devices; without those that the spec sets itself."""
     from .local_pathways import cache_folder
 
     if not slices.simulated:
@@ -101,7 +101,7 @@ def _of_this_machine(run: Run, slices: Hardware) -> dict[str, Any]:
 
 
 class Training(Protocol):
-    """What is asked of a training that ended in order."""
+    """A training that ended in order, as `finish` needs it."""
 
     early_stop: bool
 
@@ -114,7 +114,12 @@ class Training(Protocol):
 
 
 def finish(session: TrainerSession, training: Training) -> int:
-    """Training ended in order: prove what was saved, then say what it came to."""
+    """Prove what training saved, record its end, and write the result if it is complete; returns the exit code.
+
+    Raises:
+      Infrastructure: the last step is not proven.
+      ElasticTPUError: MaxText ended its loop early without a request to stop.
+    """
     run, beat = session.run, session.heartbeat
     step, stop = beat.status.step, beat.stop
     beat.update(phase="saving" if stop is None else "stopping")
@@ -123,19 +128,23 @@ def finish(session: TrainerSession, training: Training) -> int:
     whole = step >= last or training.early_stop
     why = "complete" if whole else stop.reason if stop else "MaxText ended early"
     session.event("train.stopped", step=step, why=why, trained_seconds=round(training.trained_seconds, 3))
-    beat.update(trained_seconds=0.0)  # told
+    beat.update(trained_seconds=0.0)  # recorded now; a later process must not record it again
     if proven != step:
         raise Infrastructure(f"training ended at step {step}, but the newest proven checkpoint is of {proven}")
     if not whole:
         if stop is None:
-            raise ElasticTPUError(f"MaxText ended its loop at step {step} of {last} and gave no reason")
+            raise ElasticTPUError(f"MaxText ended its loop at step {step} of {last} without a reason")
         return session.end(stop.code, f"{stop.reason}; step {step} is saved and proven")
     write_result(session, step, training.early_stop)
     return session.end(0, f"complete at step {step}" + (" (the data ended)" if training.early_stop else ""))
 
 
 def write_result(session: TrainerSession, step: int, early_stop: bool) -> TrainingResult:
-    """result.json: only when the final checkpoint is proven."""
+    """Write result.json, once the final checkpoint is proven.
+
+    Raises:
+      Infrastructure: its proof is gone.
+    """
     run = session.run
     recorded = proof.read_proof(run.store, step)
     if recorded is None:

@@ -120,6 +120,7 @@ def test_few_shapes_are_asked_for() -> None:
     assert shapes == {(25, 32), (6, 128), (4, 200)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("length", "rows"), [(32, 16), (128, 13), (512, 2), (2048, 1), (8192, 1)])
 def test_a_batch_of_a_real_model_fits_in_memory(length: int, rows: int) -> None:
     """Asks XLA for Qwen3-0.6B with its 151,936 words; nothing is computed or allocated."""
@@ -138,6 +139,7 @@ def test_a_batch_of_a_real_model_fits_in_memory(length: int, rows: int) -> None:
     assert needed.temp_size_in_bytes < 1.25 * heldout.MEMORY + rounded_head
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("adds_bos", "text"), [(False, "ab"), (True, "ab"), (True, "<bos>ab")])
 def test_exactly_one_bos_begins_a_document(
     tmp_path: Path, adds_bos: bool, text: str, monkeypatch: pytest.MonkeyPatch
@@ -151,6 +153,7 @@ def test_exactly_one_bos_begins_a_document(
     assert result.tokens == 2
 
 
+@pytest.mark.slow
 def test_without_bos_a_document_begins_with_eos(tmp_path: Path) -> None:
     export = make_export(tmp_path, bos=None)
     assert evaluate(export, parquet(tmp_path / "a.parquet", ["ab"])).prefix_token == EOS
@@ -162,6 +165,7 @@ def test_a_tokenizer_with_neither_is_refused(tmp_path: Path) -> None:
         evaluate(export, parquet(tmp_path / "a.parquet", ["ab"]))
 
 
+@pytest.mark.slow
 def test_the_first_token_is_conditioned_on_bos_and_not_on_eos(tmp_path: Path) -> None:
     """With layers that add nothing, the next token depends on the last alone, and the answer is known by hand."""
     weights = tiny.tensors(tied=False)
@@ -179,6 +183,7 @@ def test_the_first_token_is_conditioned_on_bos_and_not_on_eos(tmp_path: Path) ->
     assert evaluate(make_export(tmp_path / "eos", weights, bos=None), data).perplexity > 1e6
 
 
+@pytest.mark.slow
 def test_a_model_that_guesses_has_the_uniform_loss_and_known_bits_a_byte(tmp_path: Path) -> None:
     export = make_export(tmp_path, uniform_weights())
     result = evaluate(export, parquet(tmp_path / "a.parquet", ["Hello é", "", "x" * 40]))
@@ -190,6 +195,16 @@ def test_a_model_that_guesses_has_the_uniform_loss_and_known_bits_a_byte(tmp_pat
     assert result.bits_per_byte == pytest.approx(math.log2(tiny.V), rel=1e-6)
 
 
+@pytest.mark.slow
+def test_a_model_whose_loss_is_not_finite_is_evaluated_and_the_reason_told(tmp_path: Path) -> None:
+    weights = uniform_weights()
+    weights["lm_head.weight"][:] = 3e38  # finite, which the export checks; its logits are not
+    result = evaluate(make_export(tmp_path, weights), parquet(tmp_path / "a.parquet", ["ab"]))
+    assert math.isnan(result.loss)
+    assert result.warnings == ("the loss is nan: the model gives no finite logits; look at its training loss",)
+
+
+@pytest.mark.slow
 def test_batches_and_files_do_not_change_the_result(exported: Path, tmp_path: Path) -> None:
     documents = ["a" * n + "b" for n in range(1, 23)]
     one = parquet(tmp_path / "one.parquet", documents)
@@ -201,6 +216,7 @@ def test_batches_and_files_do_not_change_the_result(exported: Path, tmp_path: Pa
     assert evaluate(exported, tmp_path / "parts" / "*.parquet", memory=7 * 40_000) == again
 
 
+@pytest.mark.slow
 def test_settings_are_recorded(exported: Path, tmp_path: Path) -> None:
     data = parquet(tmp_path / "a.parquet", ["some text"])
     result = evaluate(exported, data, max_target_length=64)
@@ -213,6 +229,7 @@ def test_settings_are_recorded(exported: Path, tmp_path: Path) -> None:
     assert evaluate(exported, moved).warnings == ()
 
 
+@pytest.mark.slow
 def test_progress_counts_documents(exported: Path, tmp_path: Path) -> None:
     seen: list[tuple[int, int]] = []
     evaluate(exported, parquet(tmp_path / "a.parquet", ["ab"] * 5), progress=lambda *a: seen.append(a))
@@ -224,7 +241,7 @@ def test_progress_counts_documents(exported: Path, tmp_path: Path) -> None:
     [
         (lambda p: parquet(p, []), "is empty"),
         (lambda p: parquet(p, ["", ""]), "are empty"),
-        (lambda p: parquet(p, ["a", None, "b"]), "document 1 of 'text' is no text: None"),
+        (lambda p: parquet(p, ["a", None, "b"]), "document 1 of 'text' is not text: None"),
         (lambda p: parquet(p, ["a"], column="body"), r"has no column 'text', only \['body'\]; set data.text"),
         (lambda p: p.write_bytes(b"PAR1 no parquet"), "cannot be read"),
         (lambda p: p.write_bytes(parquet(p, ["abc"] * 900).read_bytes()[:-500]), "cannot be read"),
@@ -246,6 +263,7 @@ def test_one_bad_file_among_good_ones_is_not_skipped(exported: Path, tmp_path: P
         evaluate(exported, tmp_path / "*.parquet")
 
 
+@pytest.mark.slow
 def test_data_that_breaks_off_in_the_middle_is_an_error(exported: Path, tmp_path: Path) -> None:
     words = np.random.default_rng(0).integers(97, 123, (4000, 60), dtype=np.uint8)
     path = parquet(tmp_path / "a.parquet", [row.tobytes().decode() for row in words])
@@ -258,7 +276,7 @@ def test_data_that_breaks_off_in_the_middle_is_an_error(exported: Path, tmp_path
 
 def test_a_file_that_gives_fewer_documents_than_it_says_is_an_error(tmp_path: Path) -> None:
     path = parquet(tmp_path / "a.parquet", ["a", "b"])
-    with pytest.raises(BadInput, match="gave 2 documents, it says it holds 3"):
+    with pytest.raises(BadInput, match="has 2 documents, its metadata says 3"):
         list(texts.read_texts([texts.TextFile(str(path), 3)], "text"))
 
 
@@ -270,10 +288,11 @@ def test_a_pattern_that_matches_nothing_is_an_error(exported: Path, tmp_path: Pa
 
 def test_another_kind_of_file_is_an_error(exported: Path, tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text('{"text": "a"}')
-    with pytest.raises(BadInput, match=r"is none of \.parquet"):
+    with pytest.raises(BadInput, match=r"must end with one of \.parquet"):
         evaluate(exported, tmp_path / "a.jsonl")
 
 
+@pytest.mark.slow
 def test_array_records_are_read_as_training_reads_them(exported: Path, tmp_path: Path) -> None:
     module = pytest.importorskip("array_record.python.array_record_module")
     from maxtext.input_pipeline.protos import example_pb2

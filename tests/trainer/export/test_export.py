@@ -21,8 +21,10 @@ from elastic_tpu.tests.trainer import tiny
 from elastic_tpu.trainer.checkpoint import arrays, blocks
 from elastic_tpu.trainer.checkpoint.validate import validate_checkpoint
 from elastic_tpu.trainer.export import export, safetensors_writer
-from elastic_tpu.trainer.export import manifest as published
-from elastic_tpu.trainer.export.export import architecture_from_maxtext, export_checkpoint, verify_export
+from elastic_tpu.trainer.export.export import export_checkpoint
+from elastic_tpu.trainer.export.manifest import ExportManifest, verify_export, write_file
+from elastic_tpu.trainer.export.qwen3 import architecture_from_maxtext
+from etils import epath
 
 LAYERS = 3
 
@@ -47,7 +49,7 @@ def write(
     return folder
 
 
-def run(source: Path | str, out: Path | str, tokenizer: Path, **changed: Any) -> published.ExportManifest:
+def run(source: Path | str, out: Path | str, tokenizer: Path, **changed: Any) -> ExportManifest:
     arguments: dict[str, Any] = {
         "architecture": tiny.architecture(LAYERS),
         "tokenizer": str(tokenizer),
@@ -151,6 +153,7 @@ def test_files_are_readable_by_others(tmp_path: Path, tokenizer: Path) -> None:
         assert stat.S_IMODE((tmp_path / "out" / name).stat().st_mode) & 0o444 == 0o444, name
 
 
+@pytest.mark.slow
 def test_config_and_tokenizer_load_in_transformers(tmp_path: Path, tokenizer: Path) -> None:
     run(write(tmp_path, tiny.tensors()), tmp_path / "out", tokenizer)
     from transformers import AutoConfig, AutoTokenizer, GenerationConfig
@@ -425,7 +428,7 @@ def test_at_every_write_a_reader_sees_no_export_or_the_whole_one(
 
         return wrapped
 
-    monkeypatch.setattr(published, "write_file", counting(published.write_file))
+    monkeypatch.setattr("elastic_tpu.trainer.export.manifest.write_file", counting(write_file))
     monkeypatch.setattr(safetensors_writer.ShardFile, "write", counting(safetensors_writer.ShardFile.write))
     run(source, tmp_path / "whole", tokenizer)
     for number in range(1, calls + 1, 3):
@@ -448,7 +451,7 @@ def test_a_damaged_export_loses_its_manifest_before_anything_else(
         path.unlink()
         raise Killed
 
-    monkeypatch.setattr(type(published.epath.Path(out)), "unlink", unlink_once)
+    monkeypatch.setattr(type(epath.Path(out)), "unlink", unlink_once)
     with pytest.raises(Killed):
         run(source, out, tokenizer)
     assert not (out / "manifest.json").exists()
@@ -505,13 +508,22 @@ def test_verification_sees_what_changed_and_a_rerun_heals_it(
     assert run(source, tmp_path / "out", tokenizer) == first == verify_export(str(tmp_path / "out"))
 
 
-def test_a_manifest_edited_by_hand_is_refused(tmp_path: Path, tokenizer: Path) -> None:
+@pytest.mark.parametrize(
+    ("older", "said"),
+    [
+        (False, "record_digest is .*: it was changed or damaged; export again"),
+        (True, "its digest is not that of its files"),
+    ],
+)
+def test_a_manifest_edited_by_hand_is_refused(tmp_path: Path, tokenizer: Path, older: bool, said: str) -> None:
     run(write(tmp_path, tiny.tensors()), tmp_path / "out", tokenizer)
     path = tmp_path / "out" / "manifest.json"
     record = json.loads(path.read_text())
     record["files"]["config.json"]["size"] += 1
+    if older:
+        del record["record_digest"]
     path.write_text(json.dumps(record))
-    with pytest.raises(BadInput, match="its digest is not that of its files"):
+    with pytest.raises(BadInput, match=said):
         verify_export(str(tmp_path / "out"))
 
 

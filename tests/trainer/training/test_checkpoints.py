@@ -262,6 +262,6 @@ def test_a_zombie_proves_nothing(on_folder: TrainerSession, monkeypatch: pytest.
         return found
 
     monkeypatch.setattr(proof, "files_of", slow)
-    with pytest.raises(Exception, match="saves, proves and tells nothing more"):
+    with pytest.raises(Exception, match="saves, proves and records nothing more"):
         checkpoints.prove(on_folder.run.store, 20, on_folder)
     assert proof.recorded_steps(on_folder.run.store) == []

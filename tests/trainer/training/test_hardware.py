@@ -12,12 +12,13 @@ import pytest
 from elastic_tpu.runs.errors import BadInput, Unreachable
 from elastic_tpu.runs.record.run import Run
 from elastic_tpu.runs.spec.load import check
+from elastic_tpu.tests.fakes.slices import FakeSlices
+from elastic_tpu.tests.fakes.store import MemoryStore
 from elastic_tpu.tests.support import until
 from elastic_tpu.tests.tools import small
-from elastic_tpu.tests.tools.memory_store import MemoryStore
 from elastic_tpu.trainer.training import pathways
 from elastic_tpu.trainer.training.hardware import SIMULATED, Hardware, SliceEvents, prepare
-from elastic_tpu.trainer.training.train import _of_this_machine
+from elastic_tpu.trainer.training.train import _cpu_keys
 
 
 def gke_run(**sections: Any) -> Run:
@@ -101,7 +102,7 @@ def test_real_slices_are_pathways() -> None:
     script = """
         import jax, pathwaysutils
         from jax._src import xla_bridge
-        print("hardware", hardware.simulated, hardware.patience > 0)
+        print("hardware", hardware.simulated, hardware.loss_timeout > 0)
         print("pathways", "proxy" in xla_bridge._backend_factories, xla_bridge.backends_are_initialized())
     """
     said = run_python(PRELUDE + script.replace("        ", "    "), JAX_PLATFORMS="proxy")
@@ -113,18 +114,13 @@ def test_real_slices_are_pathways() -> None:
 def test_maxtext_is_told_of_cpu_devices_only_where_there_are_such() -> None:
     nothing: Any = None
     real, simulated = Hardware(nothing, 1.0, simulated=False), Hardware(nothing, 1.0, simulated=True)
-    assert _of_this_machine(gke_run(), real) == {}
-    told = _of_this_machine(gke_run(train={"maxtext": {"attention": "flash"}}), simulated)
+    assert _cpu_keys(gke_run(), real) == {}
+    told = _cpu_keys(gke_run(train={"maxtext": {"attention": "flash"}}), simulated)
     assert (told["hardware"], "attention" in told, "jax_cache_dir" in told) == ("cpu", False, True)
-    assert _of_this_machine(gke_run(), simulated)["attention"] == "dot_product"
+    assert _cpu_keys(gke_run(), simulated)["attention"] == "dot_product"
 
 
 # ---- a loss while training
-
-
-class _Slices:
-    def lost(self, patience: float = 0.0) -> frozenset[int]:
-        return frozenset({1})
 
 
 @pytest.mark.parametrize("simulated", [True, False])
@@ -134,7 +130,7 @@ def test_training_stops_by_itself_only_where_arrays_outlive_their_slice(simulate
     import jax.numpy as jnp
     from elastic_tpu.trainer.training.elastic import ElasticTraining
 
-    slices: Any = _Slices()
+    slices = FakeSlices(gone=frozenset({1}))
     training = object.__new__(ElasticTraining)
     training._slices, training._hardware = slices, Hardware(slices, 1.0, simulated=simulated)
     state = {"state": {"weights": jnp.zeros(2)}}

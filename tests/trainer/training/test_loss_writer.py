@@ -9,15 +9,15 @@ from pathlib import Path
 import pytest
 from elastic_tpu.runs.errors import BadInput, Unreachable
 from elastic_tpu.runs.record.loss_log import file_name, load, read_losses
+from elastic_tpu.tests.fakes.store import MemoryStore
 from elastic_tpu.tests.support import until
 from elastic_tpu.tests.tools import small
-from elastic_tpu.tests.tools.memory_store import MemoryStore
-from elastic_tpu.trainer.training.loss_writer import LossCurve
+from elastic_tpu.trainer.training.loss_writer import LossWriter
 
 
 def steps_kept(steps: list[int], limit: int = 2000) -> list[int]:
     store = MemoryStore()
-    curve = LossCurve(small.run_in(store), 1, interval=3600, limit=limit)
+    curve = LossWriter(small.run_in(store), 1, interval=3600, limit=limit)
     for step in steps:
         curve.add(step, 1.0)
     curve.close()
@@ -42,7 +42,7 @@ def test_a_long_run_is_thinned_evenly() -> None:
 
 def test_losses_are_written_while_training_goes_on(store_uri: str) -> None:
     run = small.run_at(store_uri)
-    curve = LossCurve(run, 3, interval=0.01)
+    curve = LossWriter(run, 3, interval=0.01)
     curve.add(0, 5.0)
     until(lambda: read_losses(run.store), "the first loss in the run directory")
     curve.add(1, math.nan)
@@ -53,7 +53,7 @@ def test_losses_are_written_while_training_goes_on(store_uri: str) -> None:
 def test_attempts_follow_one_another_by_number() -> None:
     store = MemoryStore()
     for attempt in (10, 2):
-        curve = LossCurve(small.run_in(store), attempt, interval=3600)
+        curve = LossWriter(small.run_in(store), attempt, interval=3600)
         curve.add(attempt, 1.0)
         curve.close()
     store.put("metrics/metrics.txt", b"MaxText's own")
@@ -71,7 +71,7 @@ def test_a_storage_that_is_away_costs_no_loss() -> None:
             return super().put(name, data)
 
     store = Flaky()
-    curve = LossCurve(small.run_in(store), 1, interval=0.01)
+    curve = LossWriter(small.run_in(store), 1, interval=0.01)
     curve.add(0, 1.0)
     until(lambda: read_losses(store), "the loss, at the second write")
     curve.close()

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
+from elastic_tpu.runs.record.events import EventReader
+from elastic_tpu.runs.record.recovery_events import RecoveryStarted
 from elastic_tpu.runs.record.status import Status
-from elastic_tpu.trainer.training.recovery import Recovering, StepTimes, after_a_dead_process
+from elastic_tpu.tests.tools.small import run_at, session_of
+from elastic_tpu.trainer.training.recovery import Recovering, StepTimes, after_a_dead_process, tell_started
 
 
 def times(*seconds: float, first: int = 0) -> StepTimes:
@@ -33,10 +38,10 @@ def test_each_second_of_a_recovery_has_its_place() -> None:
     story = Recovering("slice 1 lost", [1], reached=25, began=105, detect=5, lost_times=times(*[1.0] * 26))
     story.ready, story.training, story.restored = 165, 180, 20
     told = story.finished(190)
-    assert told["seconds"] == {"detect": 5, "wait": 60, "rebuild": 15, "first_step": 10}
-    assert sum(told["seconds"].values()) == 190 - (105 - 5)
-    assert (told["reached"], told["restored"], told["steps_lost"], told["repeated_seconds"]) == (25, 20, 5, 5)
-    assert (told["exact"], told["in_process"], told["slices"]) == (True, True, [1])
+    assert told.seconds == {"detect": 5, "wait": 60, "rebuild": 15, "first_step": 10}
+    assert told.total_seconds == 190 - (105 - 5)
+    assert (told.reached, told.restored, told.steps_lost, told.repeated_seconds) == (25, 20, 5, 5)
+    assert (told.exact, told.in_process, told.slices) == (True, True, (1,))
 
 
 @pytest.mark.parametrize(
@@ -44,7 +49,7 @@ def test_each_second_of_a_recovery_has_its_place() -> None:
 )
 def test_steps_lost(reached: int, restored: int, lost: int) -> None:
     story = Recovering("x", [], reached, 0, 0, StepTimes(), restored=restored)
-    assert story.finished(1)["steps_lost"] == lost
+    assert story.finished(1).steps_lost == lost
 
 
 def status(**changes: object) -> Status:
@@ -74,5 +79,29 @@ def test_what_a_dead_process_lost_is_an_estimate() -> None:
     assert story is not None
     story.restored = 30
     told = story.finished(9)
-    assert (told["steps_lost"], told["repeated_seconds"]) == (11, 22)
-    assert (told["exact"], told["in_process"]) == (False, False)
+    assert (told.steps_lost, told.repeated_seconds) == (11, 22)
+    assert (told.exact, told.in_process) == (False, False)
+
+
+def test_another_error_before_the_first_new_step_is_the_same_recovery() -> None:
+    story = Recovering("slice 1 lost", [1], 25, began=100, detect=5, lost_times=StepTimes(), ready=110, training=120)
+    story.fail_again("slice 0 lost", [0])
+    story.ready, story.training = 150, 160
+    told = story.finished(170)
+    assert (told.cause, told.slices) == ("slice 1 lost; slice 0 lost", (0, 1))
+    assert told.seconds == {"detect": 5, "wait": 50, "rebuild": 10, "first_step": 10}
+
+
+@pytest.mark.parametrize(("in_process", "number"), [(True, 1), (False, 0)])
+def test_the_start_of_a_recovery_is_told_and_trained_seconds_count_anew(
+    tmp_path: Path, in_process: bool, number: int
+) -> None:
+    run = run_at(tmp_path)
+    story = Recovering("slice 1 lost", [1], 25, 100, 5, StepTimes(), in_process)
+    with session_of(run) as session:
+        session.heartbeat.update(phase="training", step=25, trained_seconds=35.0)
+        tell_started(session, story, 35.0)
+        said = session.heartbeat.status
+        assert (said.phase, said.recovery, said.reason, said.trained_seconds) == ("waiting", number, "slice 1 lost", 0)
+    (started,) = [RecoveryStarted.of(e) for e in EventReader(run.store).all() if e.kind == RecoveryStarted.KIND]
+    assert (started.reached, started.trained_seconds, started.in_process) == (25, 35, in_process)

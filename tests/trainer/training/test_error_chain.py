@@ -1,11 +1,11 @@
-"""The exception that tells, out of the chains that MaxText, Orbax and tensorstore make."""
+"""The exception that decides, out of the chains that MaxText, Orbax and tensorstore make."""
 
 from __future__ import annotations
 
 import jax
 import pytest
 from elastic_tpu.runs.errors import BadInput, EndedOnRequest, Unreachable
-from elastic_tpu.trainer.training.failures import own, telling
+from elastic_tpu.trainer.training.error_chain import decisive_error, own_error
 
 
 def wrapped(cause: Exception) -> Exception:
@@ -34,14 +34,14 @@ LOSS = jax.errors.JaxRuntimeError("DATA_LOSS: slice 1")
         (KeyError("x"), "other", "x"),
     ],
 )
-def test_what_tells_and_of_which_kind(error: Exception, kind: str, text: str) -> None:
-    found, told = telling(error)
+def test_which_exception_decides_and_of_which_kind(error: Exception, kind: str, text: str) -> None:
+    found, told = decisive_error(error)
     assert found == kind
     assert text in str(told)
 
 
 def test_our_own_error_keeps_its_code_through_a_save() -> None:
     for error in (EndedOnRequest("superseded"), BadInput("data.train: empty")):
-        assert own(wrapped(error)) is error
-    assert own(wrapped(Unreachable("gone"))) is None
-    assert own(wrapped(LOSS)) is None
+        assert own_error(wrapped(error)) is error
+    assert own_error(wrapped(Unreachable("gone"))) is None
+    assert own_error(wrapped(LOSS)) is None
