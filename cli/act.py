@@ -4,52 +4,64 @@ from __future__ import annotations
 
 import shlex
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
 from ..platforms.open import open_platform
-from ..runs.errors import BadInput, ElasticTPUError, ExitCode, Infrastructure, NotFound
-from ..runs.record import paths, proof, published, start
-from ..runs.record.claim import Claim, Seen, is_stale, read_claim
+from ..runs.errors import BadInput, Damaged, ElasticTPUError, ExitCode, Infrastructure, NotFound
+from ..runs.record import paths, proof, published
+from ..runs.record.claim import Claim, StoredClaim, is_stale, read_claim
 from ..runs.record.driver import stop_by_person
 from ..runs.record.events import EventLog
 from ..runs.record.result import proven_result, read_result
 from ..runs.record.run import Run, open_run
-from ..runs.record.status import load_status
+from ..runs.record.slices import are_elsewhere
+from ..runs.record.start import this_person
+from ..runs.record.status import read_status
+from ..runs.spec.gke_rules import own_evaluator
 from ..runs.spec.run_spec import is_bucket
+from ..runs.store import records
 
-_PATIENT = 2.0  # seconds that nobody has to be told why
+_OLDER = "written by an older version"
+_QUIET = 2.0  # seconds of a release before it says what it waits for
 
 
 def cancel(uri: str) -> None:
-    """Write a stop into the claim as it is, and say who drives the run."""
+    """Write a stop into the claim, whoever holds it, and say who drives the run."""
     run = open_run(uri)
+    if are_elsewhere(run):
+        raise BadInput(f"{_copy(run)}: nothing of this directory runs, so there is nothing to cancel")
     before = read_claim(run.store)
     driven = before is not None and not is_stale(before, run.store.now())
     claim = _stop(run)
-    status = load_status(run.read(paths.STATUS))
+    status = read_status(run)
     where = f"; training is at step {status.step}" if status is not None and status.phase != "ended" else ""
     console = Console(soft_wrap=True, highlight=False)
     if claim.state == "done":
         console.print("the run is over already; nothing to stop")
     elif driven:
-        console.print(f"stop asked for{where}. {claim.holder} drives the run, sees it, and gives the slices back.")
+        console.print(f"stop asked for{where}. {claim.holder} drives the run and gives the slices back.")
     else:
-        console.print(f"stop asked for{where}. {claim.holder} drove the run and is gone, so give the slices back with")
+        console.print(f"stop asked for{where}. {claim.holder} drove the run and is gone: give the slices back with")
         console.print(f"  elastic-tpu release {shlex.quote(run.uri)}")
+
+
+def _copy(run: Run) -> str:
+    return f"{run.uri} is a copy of the run {run.copied_from}, or was moved from there"
 
 
 def _stop(run: Run) -> Claim:
     try:
         log = EventLog(run.store, "person")
-        return stop_by_person(run.store, start.holder(), on_event=log.hook)
+        return stop_by_person(run.store, this_person(), on_event=log.hook)
     except NotFound as error:
         raise BadInput(f"{run.uri}: nobody has driven this run; there is nothing to cancel") from error
 
 
-def _claim(run: Run) -> Seen | None:
+def _claim(run: Run) -> StoredClaim | None:
     try:
         return read_claim(run.store)
     except BadInput:
@@ -57,18 +69,25 @@ def _claim(run: Run) -> Seen | None:
 
 
 def release(uri: str) -> int:
-    """Stop, give everything back, and show what was there."""
+    """Stop the run, give everything back, and show what there was and what is left; returns 0.
+
+    Raises:
+      Infrastructure: something is left.
+    """
     run = open_run(uri)
     console = Console(highlight=False, soft_wrap=True)
+    if are_elsewhere(run):
+        console.print(f"{_copy(run)}: what it holds is not of this directory, and stays as it is", markup=False)
+        return 0
     seen = _claim(run)
-    # Simulated slices that nobody drives end themselves; a stop would make it look as if somebody still did.
-    over = seen is None or (run.spec.platform == "local" and is_stale(seen, run.store.now()))
+    # A run that ends itself needs no stop; writing one would renew the claim, as if somebody still drove the run.
+    over = seen is None or (run.spec.traits.ends_unclaimed and is_stale(seen, run.store.now()))
     if not over and _stop(run).state == "stop":
-        console.print("stop asked for; what runs saves and ends, which may take a while")
+        console.print("stop asked for; training saves before it ends, which may take a while")
     began, told = time.monotonic(), set[str]()
 
     def waiting(what: str) -> None:
-        if what not in told and time.monotonic() - began > _PATIENT:
+        if what not in told and time.monotonic() - began > _QUIET:
             told.add(what)
             console.print(what, markup=False)
 
@@ -88,30 +107,37 @@ def release(uri: str) -> int:
 
 
 def verify(uri: str) -> int:
-    """Check every proof; each line says what was checked and whether it holds."""
+    """Check every proof and print a line for each; returns the exit code."""
     run = open_run(uri)
     console = Console(highlight=False, soft_wrap=True)
     bad = 0
 
-    def tell(what: str, why: str) -> None:
+    def tell(what: str, why: str, note: str = "") -> None:
         nonlocal bad
         bad += bool(why)
-        console.print(f"{'FAIL' if why else 'ok  '} {what}" + (f": {why}" if why else ""), markup=False)
+        more = why or note
+        console.print(f"{'FAIL' if why else 'ok  '} {what}" + (f": {more}" if more else ""), markup=False)
 
     steps = proof.recorded_steps(run.store)
     for step in steps:
         if step != steps[-1] and not proof.is_finished(run.store, step):
-            console.print(f"gone checkpoint {step}: removed by retention, its proof goes next", markup=False)
+            console.print(f"gone checkpoint {step}: removed by retention; its proof will be removed too", markup=False)
             continue
         problems = proof.check(run.store, step)
         tell(f"checkpoint {step}", "; ".join(problems[:3]))
     if not steps:
         tell("checkpoints", "none is proven")
-    if read_result(run) is not None:
-        tell("result", proven_result(run)[1])
+    try:
+        result = read_result(run)
+    except Damaged as error:
+        tell("result", str(error))
+        return int(ExitCode.BUG)
+    if result is not None:
+        tell("result", proven_result(run)[1], _age(run.read(paths.RESULT)))
         if run.spec.export:
-            # A bucket keeps a crc32c of each object, the manifest a sha256: not comparable without reading all of it.
-            tell("export" + (" (sizes only)" if is_bucket(run.uri) else ""), _export_problems(run))
+            # A bucket has the crc32c of each object, the manifest the sha256: comparing them means reading all files.
+            manifest = published.export_of(run)[0]
+            tell("export" + (" (sizes only)" if is_bucket(run.uri) else ""), _export_problems(run), _age(manifest))
         if run.spec.evaluate:
             _tell_evaluation(run, tell)
     else:
@@ -131,17 +157,30 @@ def _export_problems(run: Run) -> str:
     return ""
 
 
-def _tell_evaluation(run: Run, tell: Callable[[str, str], None]) -> None:
+def _tell_evaluation(run: Run, tell: Callable[[str, str, str], None]) -> None:
     try:
         evaluation, why = published.evaluation_of(run)
-        tell("evaluation", why)
-        if evaluation is not None:
-            report = published.judge_gate(run, evaluation)
-            tell("gate", "; ".join(report.problems))
+        for stored in published.evaluations(run):
+            if stored.why and stored.why != why:
+                tell(stored.name, stored.why, "")
+        if evaluation is None:
+            tell("evaluation", why, "")
+            return
+        own = "written by the evaluator of the spec" if own_evaluator(run.spec) else _OLDER
+        tell("evaluation", "", _age(evaluation, own))
+        report = published.judge_gate(run, evaluation)
+        wrong, note = published.check_gate(run, evaluation, report)
+        problems = "; ".join((*report.problems, *([wrong] if wrong else ())))
+        tell("gate" if report.lines or problems else "no gate", problems, note)
     except ElasticTPUError as error:
-        tell("evaluation", str(error))
+        tell("evaluation", str(error), "")
+
+
+def _age(record: Mapping[str, Any] | None, writer: str = _OLDER) -> str:
+    """What to know about a record that holds: that a change of it would not be noticed."""
+    return f"no digest ({writer})" if record is not None and records.DIGEST not in record else ""
 
 
 def kill_slice(uri: str, index: int, whole: bool) -> None:
-    """SIGKILL, with no notice."""
+    """Kill one worker of the slice with SIGKILL, or the whole slice, without notice."""
     Console(highlight=False).print(open_platform(open_run(uri)).kill_slice(index, whole))

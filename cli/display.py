@@ -17,32 +17,33 @@ from rich.text import Text
 from ..runs.judge.verdict import Verdict
 from ..runs.record.events import Event
 from ..runs.record.status import Status
+from ..runs.units import show_duration
 from . import story
 
 _PLAIN_EVERY = 10.0  # seconds between plain lines of progress
 
 
 def print_rows(console: Console, rows: Iterable[tuple[str, str]]) -> None:
-    """Names and values, a line each, never wrapped: a path is to be copied, a pipe has no width."""
+    """Print a name and its value a line. Lines are not wrapped: paths get copied, and a pipe has no width."""
     for name, text in rows:
         console.print(Text(f"{name:<13} ", style="bold") + Text(text), soft_wrap=True)
 
 
 class Display(Protocol):
-    """Shows what happens."""
+    """Shows a person what happens in a run."""
 
     def __enter__(self) -> Self: ...
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None: ...
     def say(self, text: str) -> None:
-        """A line that stays."""
+        """Print a line that stays."""
 
     def event(self, event: Event) -> None:
-        """Something happened."""
+        """Show an event of the run, if it is one for people."""
 
     def look(self, stage: str, verdict: Verdict, status: Status | None) -> None:
-        """Where the stage is now."""
+        """Show where the stage is now."""
 
 
 def progress_text(stage: str, verdict: Verdict, status: Status | None) -> str:
@@ -50,27 +51,30 @@ def progress_text(stage: str, verdict: Verdict, status: Status | None) -> str:
     if stage != "train" or status is None:
         return f"{stage}: {verdict.phase}" + (f", {verdict.reason}" if verdict.reason else "")
     if status.phase == "ended":
-        return "train: the process has said its last word"
-    if verdict.phase == "recovering" and status.phase in ("training", "saving"):
-        return f"train: recovering, {verdict.reason}"  # the status is still the dead trainer's
+        return "train: the trainer has ended"
+    if verdict.phase in ("recovering", "finishing") and status.phase in ("training", "saving"):
+        return f"train: {verdict.phase}, {verdict.reason}"  # status.json is from the trainer that died
     parts = [f"{status.phase}", f"step {max(status.step, 0)} of {status.steps}"]
     if status.loss is not None:
         parts.append(f"loss {status.loss:.3f}")
     if status.step_seconds:
         parts.append(f"{status.step_seconds:.2f} s a step")
     if status.eta is not None and status.phase == "training":
-        parts.append(f"{_span(status.eta)} to go")
-    parts.append(f"slices {status.slices.active} of {status.slices.wanted}")
+        parts.append(f"{show_duration(status.eta)} to go")
+    if status.slices.wanted:  # 0 until the trainer has looked at its slices
+        parts.append(f"slices {status.slices.active} of {status.slices.wanted}")
     if status.reason and status.phase in ("waiting", "stopping"):
         parts.append(status.reason)
+    if verdict.phase == "running" and verdict.reason and verdict.reason != status.reason:
+        parts.append(verdict.reason)
     return "train: " + ", ".join(parts)
 
 
 class LastingConsole(Console):
-    """A run goes on though nobody reads its output any more: `| head -1`, a full disk."""
+    """Ignores that its output cannot be written (`| head -1`, a full disk): the run must go on."""
 
     def on_broken_pipe(self) -> None:
-        """rich would end the process, and with it the only one who gives the slices back."""
+        """Discard all further output. By default rich ends the process, and the slices would not be given back."""
         self.file = Path(os.devnull).open("w")  # noqa: SIM115 - for the rest of the process
 
     def tell(self, text: str) -> None:
@@ -113,7 +117,7 @@ class PlainDisplay:
 
 
 class LiveDisplay(PlainDisplay):
-    """The same lines above, and one that moves below: a bar, step, loss, time to go, slices."""
+    """The same lines, and below them a progress bar with step, loss, time to go and slices."""
 
     def __init__(self, console: LastingConsole) -> None:
         super().__init__(console)
@@ -138,13 +142,7 @@ class LiveDisplay(PlainDisplay):
         self._text.plain = "  " + progress_text(stage, verdict, status)
 
 
-def make_display(console: LastingConsole | None = None) -> Display:
-    """The display that fits where the output goes."""
-    console = console or LastingConsole()
+def make_display() -> Display:
+    """A live display on a terminal, plain lines elsewhere."""
+    console = LastingConsole()
     return LiveDisplay(console) if console.is_terminal else PlainDisplay(console)
-
-
-def _span(seconds: float) -> str:
-    minutes, rest = divmod(int(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours} h {minutes:02d} min" if hours else f"{minutes} min {rest:02d} s" if minutes else f"{rest} s"

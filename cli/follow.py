@@ -10,19 +10,19 @@ from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import Any
 
-from ..platforms.open import require_login
 from ..runs.errors import ElasticTPUError, ExitCode, HeldByAnother, Unreachable
-from ..runs.record import paths, start
+from ..runs.record.claim import read_claim
 from ..runs.record.events import EventReader
 from ..runs.record.result import read_result
 from ..runs.record.run import Run
-from ..runs.record.status import load_status
-from ..runs.spec import load
-from ..stages.open import open_stage
+from ..runs.record.start import this_person
+from ..runs.record.status import read_status
+from ..runs.units import show_duration
+from ..stages.open import open_stage, start_or_open_with_login
 from ..stages.results import StageResult
-from ..stages.retry import patiently
+from ..stages.retry import until_answered
 from ..stages.stage import Stage, Step
-from ..stages.steps import PROVISION, RELEASE, STEPS
+from ..stages.steps import PROVISION, RELEASE_AT_END, STEPS
 from .display import Display, LastingConsole, make_display
 from .summary import summary
 
@@ -30,14 +30,18 @@ _SAVE = 120.0  # seconds that a stopped trainer gets to save before the slices a
 
 
 def follow(source: str, take_over: bool, how: type[Follower] | None = None) -> int:
-    """Drive a run to its end, stage by stage or as `how` does; returns the exit code."""
-    who = start.holder()
-    if source.endswith((".yaml", ".yml")):
-        require_login(load.read_spec(source))
-    started = start.start(source, who)
-    run = started.run
+    """Drive a run to its end; returns the exit code.
+
+    Args:
+      source: a spec, or the directory of a run to go on with.
+      take_over: take the run from another process that drives it.
+      how: what drives the stages; this process by default.
+    """
+    who = this_person()
+    run = start_or_open_with_login(source, who, person=True)
+    was_driven = read_claim(run.store) is not None
     with _sigterm_as_interrupt(), make_display() as display:
-        display.say(f"run {run.uri}" + (" (going on with it)" if started.resumed else ""))
+        display.say(f"run {run.uri}" + (" (going on with it)" if was_driven else ""))
         driver = (how or Follower)(run, who, take_over, display)
         code = driver.drive()
     console = LastingConsole()
@@ -57,17 +61,17 @@ class Follower:
         self.results: dict[str, StageResult] = {}
         self.error: str = ""
         self.superseded = False
-        self.failed = ""  # the stage that did
+        self.failed = ""  # name of the stage that failed
         self._was_trained = read_result(run) is not None
 
     def drive(self) -> int:
-        """All stages, then a release in any case."""
+        """Run all stages, and release the slices if one of them fails; returns the exit code."""
         code = 0
         try:
             self.do_stages()
         except HeldByAnother as error:
             self.error, self.superseded = str(error), True
-            return int(error.code)  # nothing of the run is touched, the release included
+            return int(error.code)  # change nothing of the run, do not even release it
         except KeyboardInterrupt:
             code, self.error = int(ExitCode.INTERRUPTED), "interrupted"
         except ElasticTPUError as error:
@@ -85,18 +89,17 @@ class Follower:
         return code
 
     def do_stages(self) -> None:
-        """Every stage to its end; raises what ended it otherwise."""
+        """Run every stage to its end. Raises the error of the first one that fails."""
         for step in STEPS.values():
-            stage = patiently(lambda step=step: self._open(step), self.say)  # type: ignore[misc]
+            stage = until_answered(lambda step=step: self._open(step), self.say)  # type: ignore[misc]
             self.follow_stage(stage)
-            self.results[step.name] = patiently(stage.collect, self.say)
+            self.results[step.name] = until_answered(stage.collect, self.say)
             self._tell_events()
             self._display.say(f"{step.name}: {self.results[step.name].summary}")
 
     def _rehearsed(self) -> tuple[int, str]:
-        """Faults that were to be rehearsed and did not happen make a run that proves nothing."""
-        asked = self.run.spec.platform == "local" and not self._was_trained  # what is over cannot be rehearsed again
-        faults = self.run.spec.local.faults if asked else []
+        """The exit code and its reason if faults that were to be rehearsed did not happen: the run proves nothing."""
+        faults = [] if self._was_trained else self.run.spec.faults  # after training nothing can be rehearsed
         done = {entry.name for entry in self.run.store.list("local/faults/")}
         missing = [i for i in range(len(faults)) if f"local/faults/{i}.json" not in done]
         if missing:
@@ -104,14 +107,14 @@ class Follower:
         return 0, ""
 
     def follow_stage(self, stage: Stage) -> None:
-        """Submit and watch one stage to its end; Ctrl-C stops what it is for."""
+        """Submit a stage and watch it to its end; Ctrl-C cancels it."""
         try:
             try:
                 self.failed = stage.name
-                patiently(stage.submit, self.say)
+                until_answered(stage.submit, self.say)
                 self._watch(stage)
             finally:
-                self._term = stage.term or self._term  # without it nothing is given back: the run may be another's
+                self._term = stage.term or self._term  # without a term nothing is released: another may drive
         except KeyboardInterrupt:
             self._cancel(stage)
             raise
@@ -119,14 +122,14 @@ class Follower:
     def _watch(self, stage: Stage, until: float | None = None) -> None:
         while True:
             verdict = stage.poll()
-            with suppress(Unreachable):  # the verdict says that the storage is waited for
+            with suppress(Unreachable):  # the verdict says already that the storage does not answer
                 self._tell_events()
                 if not verdict.done:
-                    self._display.look(stage.name, verdict, load_status(self.run.read(paths.STATUS)))
+                    self._display.look(stage.name, verdict, read_status(self.run))
             if verdict.done:
                 return
             if until is not None and time.monotonic() > until:
-                self._display.say(f"the save is not done after {_SAVE:.0f} s; the trainer is told to end")
+                self._display.say(f"the save is not done after {show_duration(_SAVE)}; the trainer is told to end")
                 return
             time.sleep(stage.interval)
 
@@ -156,14 +159,14 @@ class Follower:
     def _give_back(self) -> None:
         with _ignoring_interrupts(self._display):
             try:
-                self.results.setdefault("release", patiently(self._release, self.say, limit=_SAVE))
+                self.results.setdefault("release", until_answered(self._release, self.say, limit=_SAVE))
             except HeldByAnother:
-                self.superseded = True  # whoever took the run over has the slices now
+                self.superseded = True  # the process that took the run over has the slices now
             except ElasticTPUError as error:
                 self.error += f"; release: {error}"
 
     def _release(self) -> StageResult:
-        release = self._open(RELEASE)
+        release = self._open(RELEASE_AT_END)
         release.submit()
         release.poll()
         return release.collect()
@@ -174,8 +177,9 @@ class Follower:
             self.run.uri,
             self.who,
             take_over=self.take_over and step is PROVISION,
-            # Who was taken over gives nothing back, though it is the same person; join and take find the term alone.
-            term=self._term if step is RELEASE else None,
+            # A person is the same holder in every terminal: only the term keeps one whose run was taken over from
+            # releasing the slices. Other stages read the term themselves.
+            term=self._term if step.name == "release" else None,
             tell=self._display.say,
         )
 
@@ -192,7 +196,7 @@ class Follower:
 
 @contextmanager
 def _sigterm_as_interrupt() -> Iterator[None]:
-    """SIGTERM, and a terminal that is closed, end everything in order, as Ctrl-C does."""
+    """Let SIGTERM and a closed terminal (SIGHUP) end the run in order, as Ctrl-C does."""
 
     def interrupt(signum: int, frame: FrameType | None) -> None:
         raise KeyboardInterrupt
@@ -200,7 +204,7 @@ def _sigterm_as_interrupt() -> Iterator[None]:
     before: list[tuple[signal.Signals, Any]] = [
         (number, signal.signal(number, interrupt))
         for number in (signal.SIGTERM, signal.SIGHUP)
-        if signal.getsignal(number) is not signal.SIG_IGN  # nohup: a closed terminal is meant to be outlived
+        if signal.getsignal(number) is not signal.SIG_IGN  # nohup: the run must outlive its terminal
     ]
     try:
         yield

@@ -16,16 +16,16 @@ def follow(source: str, take_over: bool) -> int:
 
 
 class PipelineFollower(Follower):
-    """Follows one stage that is the whole pipeline; Ctrl-C, errors and release are the command line's own."""
+    """Follows one stage that is the whole pipeline; Ctrl-C, errors and release are handled as without a pipeline."""
 
     def do_stages(self) -> None:
-        """The pipeline to its end."""
+        """Run the pipeline to its end. Raises the error of the first step that fails."""
         pipeline = LocalPipeline(self.run, self.who, take_over=self.take_over, tell=self.say)
         try:
             self.follow_stage(pipeline)
         finally:
             pipeline.close()
-            with suppress(Unreachable):  # a step may have taken the run just before it was ended
+            with suppress(Unreachable):  # a step may have taken the run just before it was killed
                 self._term = pipeline.term or self._term
             self.results |= pipeline.results
             self.failed = pipeline.failed

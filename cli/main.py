@@ -1,8 +1,4 @@
-"""`elastic-tpu`: plan, run, watch, cancel and check elastic training runs.
-
-Exit codes: 0 complete, 64 bad spec or input, 65 the gate did not pass, 69 held by another, 70 a bug, 75 infrastructure
-(running again resumes), 76 ended on request, 77 a limit of the spec is spent, 130 Ctrl-C.
-"""
+"""`elastic-tpu`: plan, run, watch, cancel and check elastic training runs."""
 
 from __future__ import annotations
 
@@ -15,16 +11,50 @@ from typing import Annotated, Any
 
 import typer
 
-from ..runs.errors import ElasticTPUError, ExitCode
+from .. import __version__
+from ..runs.errors import BadInput, ElasticTPUError, ExitCode, describe_codes
+
+_HELP = (
+    (__doc__ or "").strip(),
+    "A spec is a YAML file that says what to train, and on which slices (docs/spec.md). A run is the directory that is "
+    "made from it, `<run.output>/<run.name>`, on a filesystem or in a bucket: `run` prints it, and the other commands "
+    "take it, from any process and any machine that reaches it.",
+    describe_codes("command"),
+)
+_EXAMPLES = (
+    "Examples, with simulated slices on this machine (`make demo` makes their data):",
+    "elastic-tpu plan examples/local.yaml",
+    "elastic-tpu run examples/local.yaml",
+    "elastic-tpu status runs-demo/my-run --watch",
+    "Each command explains itself:  elastic-tpu run --help",
+)
+_BEFORE, _DRIVE, _LOOK, _REHEARSE = "Before a run", "Start and end a run", "Look at a run", "Rehearse failures"
 
 app = typer.Typer(
-    help=__doc__,
+    help="\n\n".join(_HELP),
+    epilog="\n\n".join(_EXAMPLES),
     no_args_is_help=True,
     rich_markup_mode="rich",
     context_settings={"help_option_names": ["-h", "--help"]},
     pretty_exceptions_enable=False,
     add_completion=False,
 )
+
+
+def _say_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"elastic-tpu {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_say_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    """Options of `elastic-tpu` itself; its help is that of `app`."""
+
 
 RunArgument = Annotated[str, typer.Argument(help="The run directory, as `elastic-tpu run` printed it.", metavar="RUN")]
 
@@ -37,14 +67,14 @@ class Via(StrEnum):
 
 
 def _reports(command: Callable[..., int | None]) -> Callable[..., None]:
-    """Turn an expected error into one clear message and its exit code."""
+    """Report an error of this package as a message and its exit code, without a traceback."""
 
     @wraps(command)
     def wrapper(*args: Any, **kwargs: Any) -> None:
         try:
             code = command(*args, **kwargs) or 0
         except ElasticTPUError as error:
-            _say_error(str(error))
+            _say_error(error)
             code = int(error.code)
         except KeyboardInterrupt:
             code = int(ExitCode.INTERRUPTED)
@@ -55,27 +85,43 @@ def _reports(command: Callable[..., int | None]) -> Callable[..., None]:
     return wrapper
 
 
-def _say_error(text: str) -> None:
-    lines = text.splitlines() or ["unknown"]
-    head = "error: " if len(lines) == 1 else f"error: {len(lines)} problems\n  "
+def _say_error(error: ElasticTPUError) -> None:
+    lines = str(error).splitlines() or ["unknown"]
+    count = len(error.problems) if isinstance(error, BadInput) else 1
+    head = f"error: {count} problems\n  " if count > 1 else "error: "
     print(head + "\n  ".join(lines), file=sys.stderr)  # noqa: T201 - a command's own output
 
 
-@app.command(epilog="Example:  elastic-tpu plan examples/local.yaml")
+@app.command(rich_help_panel=_BEFORE, epilog="Example:  elastic-tpu plan examples/local.yaml")
 @_reports
 def plan(
     spec: Annotated[str, typer.Argument(help="The run spec (YAML file or gs:// URI).")],
     as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
     manifests: Annotated[bool, typer.Option("--manifests", help="Print the Kubernetes objects as YAML.")] = False,
 ) -> None:
-    """Resolve a spec and show what it would take and set, slice-hours included. Nothing is created."""
+    """Show what a spec resolves to: slices, memory, slice-hours, MaxText's settings. Nothing is created."""
     from . import show
 
     show.manifests(spec) if manifests else show.plan(spec, as_json)
 
 
+@app.command(rich_help_panel=_BEFORE, epilog="Example:  elastic-tpu schema > spec.schema.json")
+@_reports
+def schema() -> None:
+    """Print the JSON Schema of a spec, with which an editor completes and checks its YAML.
+
+    In the first line of the spec:  # yaml-language-server: $schema=spec.schema.json
+    """
+    import json
+
+    from ..runs.spec.schema import json_schema
+
+    typer.echo(json.dumps(json_schema(), indent=2))
+
+
 @app.command(
-    epilog="Example:  elastic-tpu run examples/local.yaml\n\nAn unfinished run:  elastic-tpu run runs-demo/my-run"
+    rich_help_panel=_DRIVE,
+    epilog="Example:  elastic-tpu run examples/local.yaml\n\nAn unfinished run:  elastic-tpu run runs-demo/my-run",
 )
 @_reports
 def run(
@@ -95,7 +141,7 @@ def run(
     return follow(spec, take_over)
 
 
-@app.command(epilog="Example:  elastic-tpu status runs-demo/my-run --watch")
+@app.command(rich_help_panel=_LOOK, epilog="Example:  elastic-tpu status runs-demo/my-run --watch")
 @_reports
 def status(
     run: RunArgument,
@@ -107,7 +153,7 @@ def status(
     show.status(run, watch)
 
 
-@app.command(epilog="Example:  elastic-tpu logs runs-demo/my-run --follow")
+@app.command(rich_help_panel=_LOOK, epilog="Example:  elastic-tpu logs runs-demo/my-run --follow")
 @_reports
 def logs(
     run: RunArgument,
@@ -121,7 +167,7 @@ def logs(
     show.logs(run, job, attempt, follow)
 
 
-@app.command(epilog="Example:  elastic-tpu cancel runs-demo/my-run")
+@app.command(rich_help_panel=_DRIVE, epilog="Example:  elastic-tpu cancel runs-demo/my-run")
 @_reports
 def cancel(run: RunArgument) -> None:
     """Ask training to save and end. Whoever drives the run gives the slices back."""
@@ -130,7 +176,7 @@ def cancel(run: RunArgument) -> None:
     act.cancel(run)
 
 
-@app.command(epilog="Example:  elastic-tpu release runs-demo/my-run")
+@app.command(rich_help_panel=_DRIVE, epilog="Example:  elastic-tpu release runs-demo/my-run")
 @_reports
 def release(run: RunArgument) -> int:
     """Stop the run and give its slices back, whoever drives it; shows what was there and what is left."""
@@ -139,7 +185,7 @@ def release(run: RunArgument) -> int:
     return act.release(run)
 
 
-@app.command(epilog="Example:  elastic-tpu verify runs-demo/my-run")
+@app.command(rich_help_panel=_LOOK, epilog="Example:  elastic-tpu verify runs-demo/my-run")
 @_reports
 def verify(run: RunArgument) -> int:
     """Check every proof of a run against storage: checkpoints, result, export, evaluation and gate."""
@@ -148,20 +194,20 @@ def verify(run: RunArgument) -> int:
     return act.verify(run)
 
 
-@app.command(epilog="Example:  elastic-tpu report runs-demo/my-run --open")
+@app.command(rich_help_panel=_LOOK, epilog="Example:  elastic-tpu report runs-demo/my-run --open")
 @_reports
 def report(
     run: RunArgument,
     output: Annotated[str | None, typer.Option(help="Where to write the page, `-` for stdout.", metavar="FILE")] = None,
     open_it: Annotated[bool, typer.Option("--open", help="Show it in the browser.")] = False,
 ) -> None:
-    """Write the story of a run, as one page: report.html in the run directory, which every stage writes too."""
+    """Write the report of a run, one HTML page: report.html in the run directory, which every stage writes too."""
     from . import report
 
     report.report(run, output, open_it)
 
 
-@app.command("kill-slice", epilog="Example:  elastic-tpu kill-slice runs-demo/my-run 1")
+@app.command("kill-slice", rich_help_panel=_REHEARSE, epilog="Example:  elastic-tpu kill-slice runs-demo/my-run 1")
 @_reports
 def kill_slice(
     run: RunArgument,
@@ -176,12 +222,11 @@ def kill_slice(
 
 def main() -> None:
     """Entry point of the console script."""
-    logging.getLogger("urllib3").setLevel(
-        logging.ERROR
-    )  # it warns of each retry; what matters is said by whoever gives up
+    # urllib3 warns of each retry; the error of the last one is reported anyway.
+    logging.getLogger("urllib3").setLevel(logging.ERROR)
     try:
         app(prog_name="elastic-tpu")
-    except SystemExit as end:  # the CLI library says 2 for arguments that it does not understand
+    except SystemExit as end:  # typer exits with 2 for arguments that it does not understand
         raise SystemExit(int(ExitCode.BAD_INPUT) if end.code == 2 else end.code) from None
 
 

@@ -1,4 +1,4 @@
-"""`elastic-tpu report`: the page of a run, written where it is wanted."""
+"""`elastic-tpu report`: writes the page of a run into the run directory, a file or stdout."""
 
 from __future__ import annotations
 
@@ -13,7 +13,12 @@ from ..runs.record.run import local_folder, open_run
 
 
 def report(uri: str, output: str | None, show: bool) -> None:
-    """Write report.html into the run directory, or the page to a file or stdout; say where it is."""
+    """Write the page and print where it is.
+
+    Args:
+      output: a file, a folder, or `-` for stdout; None: report.html in the run directory.
+      show: open it in a browser.
+    """
     run = open_run(uri)
     if show and output is None and local_folder(run) is None:
         raise BadInput(f"--open: {run.uri} is in a bucket, which a browser cannot open; add --output FILE")

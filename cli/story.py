@@ -1,14 +1,16 @@
-"""A run's events as lines that a person follows: pure."""
+"""A run's events in words, a line each. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
 from ..runs.record.events import Event
+from ..runs.record.recovery_events import RECOVERY_PARTS, RecoveryFinished, RecoveryStarted
+from ..runs.units import show_duration
 
 
 def line(event: Event) -> str | None:
-    """One line for an event, or None for those that say nothing new to a person."""
+    """The line for an event; None for events that a person need not see."""
     data = event.data
     say: dict[str, Callable[[], str | None]] = {
         "claim.taken": lambda: (
@@ -31,27 +33,33 @@ def line(event: Event) -> str | None:
         "train.first_step": lambda: f"first step done ({event.step})",
         "train.restored": lambda: f"restored checkpoint {event.step}",
         "train.stopped": lambda: f"training ended at step {event.step}: {data['why']}",
-        "recovery.started": lambda: f"recovering at step {event.step}: {data['cause']}",
-        "recovery.finished": lambda: recovery(event),
+        RecoveryStarted.KIND: lambda: f"recovering at step {event.step}: {RecoveryStarted.of(event).cause}",
+        RecoveryFinished.KIND: lambda: recovery(RecoveryFinished.of(event)),
         "checkpoint.proven": lambda: f"checkpoint {event.step} proven ({data['files']} files)",
         "checkpoint.rejected": lambda: f"checkpoint {event.step} set aside: {'; '.join(data['why'][:2])}",
         "export.published": lambda: f"model of step {event.step} exported",
         "gate.failed": lambda: "the gate did not pass",
+        "record.rebuilt": lambda: f"{data['file']} was damaged and is rebuilt; the damaged one is {data['aside']}",
         "attempt.ended": lambda: (
             f"{data.get('job', 'trainer')} ended, exit code {data['code']}: {data['reason']}"
             if data.get("code")
             else None
         ),
     }
-    return say[event.kind]() if event.kind in say else None
+    try:
+        return say[event.kind]() if event.kind in say else None
+    except (LookupError, TypeError, AttributeError):  # not the data of this kind: another program wrote the file
+        return f"{event.kind} (its event is damaged)"
 
 
-def recovery(event: Event) -> str:
-    """A finished recovery in a line."""
-    data, seconds = event.data, event.data["seconds"]
-    where = "same process" if data["in_process"] else "new process"
-    parts = ", ".join(
-        f"{name.replace('_', ' ')} {seconds[name]:.1f} s" for name in ("detect", "wait", "rebuild", "first_step")
-    )
-    steps = f"reached {data['reached']}, restored {data['restored']}, {data['steps_lost']} lost"
-    return f"recovered ({where}): {steps}; {parts}"
+def recovery(finished: RecoveryFinished) -> str:
+    """A finished recovery: steps, where, and how long each part took."""
+    where = "same process" if finished.in_process else "new process"
+    steps = f"reached {finished.reached}, restored {finished.restored}, {finished.steps_lost} lost"
+    return f"recovered ({where}): {steps}; {recovery_parts(finished)}"
+
+
+def recovery_parts(finished: RecoveryFinished) -> str:
+    """How long each part of a recovery took."""
+    took = {part: show_duration(finished.seconds[part], tenths=True) for part in RECOVERY_PARTS}
+    return ", ".join(f"{part.replace('_', ' ')} {duration}" for part, duration in took.items())

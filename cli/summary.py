@@ -1,4 +1,4 @@
-"""The end of a run, told in at most 25 lines."""
+"""What `elastic-tpu run` prints at its end, in at most 25 lines."""
 
 from __future__ import annotations
 
@@ -12,39 +12,36 @@ from ..runs.record.events import EventReader, is_simulated
 from ..runs.record.published import evaluation_of, judge_gate
 from ..runs.record.result import read_result
 from ..runs.record.run import Run
+from ..runs.spec.gate import HELDOUT, is_figure
 from ..stages.results import StageResult
-
-_RESUMED_BY_RUNNING_AGAIN = (
-    ExitCode.INFRASTRUCTURE,
-    ExitCode.ENDED_ON_REQUEST,
-    ExitCode.INTERRUPTED,
-)
+from .story import recovery_parts
 
 
 def summary(
     run: Run, results: Mapping[str, StageResult], code: int, error: str, *, superseded: bool = False, stage: str = ""
 ) -> list[str]:
-    """What happened, what came out, and what to do now.
+    """What happened, the results, and what to do next.
 
     Args:
-      superseded: somebody else drives the run.
-      stage: the one that failed, if one did.
+      results: of the stages that are complete, by name.
+      code: the exit code of the command.
+      error: why it is not 0.
+      superseded: another process drives the run.
+      stage: name of the stage that failed, if one did.
     """
     lines = ["", f"run            {run.uri}"]
     events = EventReader(run.store).all()
     story = goodput.measure(events, datetime.now(UTC))
     for number, recovery in enumerate(story.recoveries[-4:], start=max(1, len(story.recoveries) - 3)):
-        seconds = recovery.seconds
         where = "in the same process" if recovery.in_process else "in a new process"
         lines += [
             f"recovery {number}     {recovery.cause}: killed at step {recovery.reached}, restored {recovery.restored}, "
             f"{recovery.steps_lost} steps lost, {where}",
-            "               "
-            + ", ".join(f"{part.replace('_', ' ')} {seconds[part]:.1f} s" for part in goodput.RECOVERY_PARTS),
+            f"               {recovery_parts(recovery)}",
         ]
     result = read_result(run)
     if result is not None:
-        simulated = " (simulated slices)" if is_simulated(run.spec.platform, events) else ""
+        simulated = " (simulated slices)" if is_simulated(run.spec.traits, events) else ""
         share = "" if result.goodput is None else f", goodput {100 * result.goodput:.0f} %{simulated}"
         lines.append(f"training       step {result.final_step} proven, {result.counted}{share}")
         kinds = ", ".join(f"{k.replace('_', ' ')} {v:.1f}" for k, v in result.seconds_by_kind.items() if v >= 0.05)
@@ -58,7 +55,7 @@ def summary(
         lines.append(f"not complete   exit code {code}: {error}")
     if superseded:
         lines.append(f"follow it      elastic-tpu status --watch {shlex.quote(run.uri)}")
-    elif code in _RESUMED_BY_RUNNING_AGAIN:
+    elif ExitCode.of(code).resumable:
         lines.append(f"go on with     elastic-tpu run {shlex.quote(run.uri)}")
     elif code == ExitCode.LIMIT_SPENT:
         lines.append("go on with     a larger limit, under another run.name: the spec of a run never changes")
@@ -80,12 +77,21 @@ def _evaluation(run: Run) -> list[str]:
     except ElasticTPUError as error:
         return [f"evaluation     {error}"]
     invalid = [f"evaluation     INVALID: {why}" for why in report.invalid]
-    heldout = evaluation["metrics"].get("heldout")
-    if not heldout:
-        return invalid
-    lines = [
-        f"held-out       loss {heldout['loss']:.4f} a token, perplexity {heldout['perplexity']:.2f}, "
-        f"{heldout['bits_per_byte']:.3f} bits a byte",
-        f"               {heldout['tokens']} tokens; a model that knows nothing: loss {heldout['uniform_loss']:.4f}",
-    ]
-    return lines + invalid + [f"gate           {line}" for line in report.lines]
+    judged = [f"gate           {line}" for line in report.lines or ("no gate",)]
+    return _heldout(evaluation["metrics"].get(HELDOUT)) + invalid + judged
+
+
+def _heldout(metrics: object) -> list[str]:
+    """The held-out figures that are finite numbers; an evaluator of the user's own may have others, or none."""
+    found = metrics if isinstance(metrics, Mapping) else {}
+    texts = {
+        "loss": "loss {:.4f} a token",
+        "perplexity": "perplexity {:.2f}",
+        "bits_per_byte": "{:.3f} bits a byte",
+        "tokens": "{} tokens",
+        "uniform_loss": "a model that knows nothing: loss {:.4f}",
+    }
+    told = {name: text.format(found[name]) for name, text in texts.items() if is_figure(found.get(name))}
+    first = ", ".join(told[name] for name in ("loss", "perplexity", "bits_per_byte") if name in told)
+    second = "; ".join(told[name] for name in ("tokens", "uniform_loss") if name in told)
+    return [f"{label:<15}{text}" for label, text in (("held-out", first), ("", second)) if text]

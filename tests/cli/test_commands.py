@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from elastic_tpu.cli.main import main
 from elastic_tpu.runs.errors import ExitCode
+from elastic_tpu.runs.store.posix import PosixStore
 from elastic_tpu.tests.support import Case, Launcher, command, expected_state, until
 
 MakeCase = Callable[..., Case]
@@ -57,6 +61,25 @@ def test_logs_of_each_job(complete: Case) -> None:
     assert f"{complete.uri}/attempts/7/trainer.log: no such log" in missing.stderr
 
 
+@pytest.mark.parametrize("trouble", [errno.EROFS, errno.EACCES, errno.ENOSPC])
+@pytest.mark.parametrize("line", [["status"], ["report", "--output", "-"], ["logs"], ["verify"]])
+def test_looking_writes_nothing(
+    complete: Case, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], trouble: int, line: list[str]
+) -> None:
+    """A run directory that is read-only, another user's, or on a full disk."""
+
+    def refuse(self: PosixStore, folder: Path, data: bytes) -> None:
+        raise OSError(trouble, os.strerror(trouble))
+
+    monkeypatch.setattr(PosixStore, "_temporary", refuse)
+    monkeypatch.setattr("sys.argv", ["elastic-tpu", line[0], complete.uri, *line[1:]])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    said = capsys.readouterr()
+    assert (ended.value.code or 0, said.err) == (0, "")
+    assert said.out
+
+
 def test_verify_of_a_whole_run(complete: Case) -> None:
     done = command("verify", complete.uri)
     assert done.returncode == 0
@@ -97,6 +120,66 @@ def test_verify_names_a_changed_export_file(complete: Case, change: str) -> None
     assert done.returncode == ExitCode.BUG
     line = next(line for line in done.stdout.splitlines() if line.startswith("FAIL export"))
     assert "model.json" in line
+
+
+def changed_record(case: Case, name: str, **changes: object) -> dict[str, object]:
+    """A record of the run with fields changed and the rest, its digest too, as it was."""
+    record = json.loads(Path(case.uri, name).read_bytes())
+    for field, value in changes.items():
+        *above, last = field.split("__")
+        place = record
+        for part in above:
+            place = place[part]
+        place[last] = value
+    return record
+
+
+@pytest.mark.parametrize(
+    ("file", "changes", "line"),
+    [
+        ("evaluation", {"metrics__heldout__loss": 0.94}, "FAIL evaluation: "),
+        ("evaluation", {"metrics__heldout__loss": float("nan")}, "FAIL evaluation: "),
+        ("result.json", {"goodput": 0.5}, "FAIL result: "),
+        ("gate.json", {"outcome": "failed"}, "FAIL gate: "),
+        ("export/11/manifest.json", {"files__model.json__sha256": "0" * 64}, "FAIL export: "),
+    ],
+)
+def test_verify_names_a_record_that_was_changed(
+    complete: Case, file: str, changes: dict[str, object], line: str
+) -> None:
+    name = file if "." in file else next(Path(complete.uri).glob(f"{file}/*.json")).relative_to(complete.uri).as_posix()
+    path = Path(complete.uri, name)
+    whole = path.read_bytes()
+    path.write_text(json.dumps(changed_record(complete, name, **changes)))
+    try:
+        done = command("verify", complete.uri)
+    finally:
+        path.write_bytes(whole)
+    assert done.returncode == ExitCode.BUG
+    (found,) = (shown for shown in done.stdout.splitlines() if shown.startswith(line))
+    assert f"{name}: record_digest is " in found
+    assert "it was changed or damaged; " in found
+
+
+def test_verify_of_records_of_an_older_version(complete: Case) -> None:
+    evaluation = next(Path(complete.uri).glob("evaluation/*.json"))
+    paths = [evaluation, Path(complete.uri, "result.json"), Path(complete.uri, "export/11/manifest.json")]
+    gate = Path(complete.uri, "gate.json")
+    whole = {path: path.read_bytes() for path in (*paths, gate)}
+    for path in paths:
+        record = json.loads(whole[path])
+        del record["record_digest"]
+        path.write_text(json.dumps(record))
+    gate.unlink()
+    try:
+        done = command("verify", complete.uri)
+    finally:
+        for path, data in whole.items():
+            path.write_bytes(data)
+    assert done.returncode == 0
+    for what in ("result", "export", "evaluation"):
+        assert f"ok   {what}: no digest (written by an older version)\n" in done.stdout
+    assert "ok   gate: no gate.json (written by an older version, or before" in done.stdout
 
 
 def test_a_run_whose_final_checkpoint_was_damaged_is_not_complete(complete: Case) -> None:

@@ -2,31 +2,60 @@
 
 from __future__ import annotations
 
+import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import elastic_tpu
 import pytest
+import yaml
 from elastic_tpu.runs.errors import ExitCode
+from elastic_tpu.runs.store.open import open_store
 from elastic_tpu.tests.support import Case, command
+from elastic_tpu.tests.tools import small
 
 MakeCase = Callable[..., Case]
 COMMANDS = ["plan", "run", "status", "logs", "cancel", "release", "verify", "kill-slice"]
 
 
-@pytest.mark.parametrize("name", COMMANDS)
+@pytest.mark.parametrize("name", [*COMMANDS, "report", "schema"])
 def test_help_of_each_command_has_an_example(name: str) -> None:
     done = command(name, "--help", COLUMNS="200")
     assert done.returncode == 0
     assert f"elastic-tpu {name} " in done.stdout.partition("Example")[2]
 
 
+def test_the_schema_is_printed_as_json() -> None:
+    done = command("schema")
+    assert (done.returncode, done.stderr) == (0, "")
+    printed = json.loads(done.stdout)
+    assert printed["title"] == "elastic-tpu run spec"
+    assert printed["$defs"]["Limits"]["properties"]["total"]["default"] == "21d"
+
+
+def test_the_version_is_printed() -> None:
+    done = command("--version")
+    assert (done.returncode, done.stdout) == (0, f"elastic-tpu {elastic_tpu.__version__}\n")
+
+
+def test_help_teaches_a_first_run() -> None:
+    shown = command("--help", COLUMNS="200").stdout
+    assert command(COLUMNS="200").stdout.split() == shown.split()
+    order = ["A spec is", "A run is", "Exit codes:", "Before a run", "Start and end a run", "Look at a run", "Examples"]
+    places = [shown.index(text) for text in order]
+    assert places == sorted(places)
+    for example in ("plan examples/local.yaml", "run examples/local.yaml", "status runs-demo/my-run --watch"):
+        assert f"elastic-tpu {example}" in shown.partition("Examples")[2]
+
+
 def test_help_lists_the_commands_and_the_exit_codes() -> None:
     done = command("--help", COLUMNS="200")
     assert done.returncode == 0
     assert all(f" {name} " in done.stdout for name in COMMANDS)
-    assert "77 a limit of the spec is spent" in done.stdout
+    assert "77 a limit of the spec is spent" in " ".join(done.stdout.split())
 
 
 def _refused(done: subprocess.CompletedProcess[str], *texts: str) -> None:
@@ -54,6 +83,25 @@ def test_a_file_that_is_no_spec(tmp_path: Path, name: str, text: str, expected: 
     path.write_text(text)
     _refused(command(name, str(path)), *expected)
     assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize("name", ["plan", "run"])
+def test_an_error_of_yaml_is_one_problem_and_shows_its_place(tmp_path: Path, name: str) -> None:
+    path = tmp_path / "spec.yaml"
+    path.write_text("run:\n  name: a\n  name: b\n")
+    done = command(name, str(path))
+    _refused(
+        done, "the key 'name' stands twice", "line 2, column 3", "line 3, column 3:\n          name: b\n          ^"
+    )
+    assert done.stderr.startswith(f"error: {path}: not readable as YAML:\n")
+
+
+@pytest.mark.parametrize("name", ["plan", "run"])
+def test_plan_and_run_agree_on_what_a_spec_is(tmp_path: Path, name: str) -> None:
+    (tmp_path / "spec.txt").write_text("run: {}\n")
+    os.mkfifo(tmp_path / "fifo.yaml")
+    _refused(command(name, str(tmp_path / "spec.txt")), "ends in .yaml or .yml; rename it")
+    _refused(command(name, str(tmp_path / "fifo.yaml")), "not a regular file")
 
 
 @pytest.mark.parametrize("name", ["plan", "run"])
@@ -87,6 +135,14 @@ def test_a_foreign_folder(tmp_path: Path, name: str) -> None:
 def test_a_spec_whose_name_has_no_suffix(tmp_path: Path) -> None:
     (tmp_path / "spec").write_text("run: {}\n")
     _refused(command("run", str(tmp_path / "spec")), "ends in .yaml")
+
+
+def test_a_run_without_a_login_to_its_cluster_writes_nothing(tmp_path: Path, gcs_bucket: str) -> None:
+    path = tmp_path / "spec.yaml"
+    run = {"name": "small-{datetime}", "output": f"gs://{gcs_bucket}/runs"}
+    path.write_text(yaml.safe_dump(small.gke(run=run, gke={"kubeconfig": str(tmp_path / "config")})))
+    _refused(command("run", str(path)), "gke.kubeconfig", "there is no such file")
+    assert open_store(f"gs://{gcs_bucket}/runs").list() == []
 
 
 def test_an_output_that_cannot_be_written(make_case: MakeCase) -> None:

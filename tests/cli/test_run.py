@@ -103,7 +103,7 @@ def test_a_run_that_nobody_drives_saves_and_ends_itself(make_case: MakeCase) -> 
     record = case.json("slices.json")
     assert record is not None
     assert "nobody drives this run" in record["reason"]
-    assert "local.unclaimed is 2 s" in record["reason"]
+    assert "local.unclaimed is 2s" in record["reason"]
     exit_record, status = case.exit_of(1), case.status
     assert exit_record is not None
     assert exit_record["exit_code"] == ExitCode.EVICTED
@@ -111,8 +111,8 @@ def test_a_run_that_nobody_drives_saves_and_ends_itself(make_case: MakeCase) -> 
     assert status.proven_step == status.step  # nothing was lost
 
 
-def test_an_export_that_runs_is_adopted_by_the_next_launcher(make_case: MakeCase) -> None:
-    case = make_case("--job-seconds", "4", train={"steps": 5}, checkpoint={"every": 5}, export={})
+def test_an_export_that_runs_is_adopted_by_the_next_launcher(make_case: MakeCase, tmp_path: Path) -> None:
+    case = make_case("--job-until", str(tmp_path / "go"), train={"steps": 5}, checkpoint={"every": 5}, export={})
     with Launcher(case) as first:
         job = case.trainer("export").pid
         until(lambda: case.attempts("export"))
@@ -120,6 +120,7 @@ def test_an_export_that_runs_is_adopted_by_the_next_launcher(make_case: MakeCase
     with Launcher(case, log="second") as second:
         second.says("release: ")
         assert case.trainer("export").pid == job
+        (tmp_path / "go").touch()
         assert second.wait() == 0
     assert case.attempts("export") == [1]
     case.released()
@@ -213,11 +214,12 @@ def test_a_trainer_command_that_does_not_exist(make_case: MakeCase) -> None:
 # ---- export and evaluation
 
 
-def test_a_killed_export_is_started_again(make_case: MakeCase) -> None:
-    case = make_case("--job-seconds", "2", train={"steps": 5}, checkpoint={"every": 5}, export={})
+def test_a_killed_export_is_started_again(make_case: MakeCase, tmp_path: Path) -> None:
+    case = make_case("--job-until", str(tmp_path / "go"), train={"steps": 5}, checkpoint={"every": 5}, export={})
     with Launcher(case) as launcher:
         until(lambda: case.attempts("export"))
         case.trainer("export").kill()
+        (tmp_path / "go").touch()
         assert launcher.wait() == 0
     assert case.attempts("export") == [1, 2]
     assert case.attempts() == [1]
@@ -312,7 +314,7 @@ def test_a_stop_while_slices_are_taken_is_not_undone(make_case: MakeCase) -> Non
         store = open_store(case.uri)
         seen = case.claim
         assert seen is not None
-        stopped = decide_stop(seen.claim, "a colleague", 0.0, "nonce")
+        stopped = decide_stop(seen.claim, "bob@there", "a colleague", 0.0, "nonce")
         assert stopped is not None
         driver = Driver(store, seen.claim.holder, seen.claim.instance, 60.0, term=seen.claim.term)
         driver.stop(0.0, "a colleague")

@@ -21,3 +21,28 @@ from elastic_tpu.runs.record.events import Event
 )
 def test_slices_of_both_platforms(kind: str, data: dict[str, Any], said: str) -> None:
     assert line(Event(datetime.now(UTC), "trainer", kind, 1, None, data)) == said
+
+
+@pytest.mark.parametrize(
+    ("data", "said"),
+    [
+        (
+            {
+                "reached": 25,
+                "restored": 20,
+                "steps_lost": 5,
+                "seconds": {"detect": 0.5, "wait": 60},
+                "in_process": False,
+            },
+            "recovered (new process): reached 25, restored 20, 5 lost; "
+            "detect 0.5 s, wait 1 min, rebuild 0.0 s, first step 0.0 s",
+        ),
+        (
+            {"seconds": None},  # a damaged event does not end the following
+            "recovered (same process): reached -1, restored None, 0 lost; "
+            "detect 0.0 s, wait 0.0 s, rebuild 0.0 s, first step 0.0 s",
+        ),
+    ],
+)
+def test_a_finished_recovery_is_a_line(data: dict[str, Any], said: str) -> None:
+    assert line(Event(datetime.now(UTC), "trainer", "recovery.finished", 1, 21, data)) == said

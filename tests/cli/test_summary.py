@@ -12,6 +12,44 @@ from elastic_tpu.tests.support import Case
 
 
 @pytest.mark.parametrize(
+    ("metrics", "gate", "lines"),
+    [
+        (
+            {"heldout": {"loss": 1.0, "perplexity": 2.718, "bits_per_byte": 0.7, "tokens": 10, "uniform_loss": 5.5}},
+            [],
+            [
+                "held-out       loss 1.0000 a token, perplexity 2.72, 0.700 bits a byte",
+                "               10 tokens; a model that knows nothing: loss 5.5000",
+                "gate           no gate",
+            ],
+        ),
+        (
+            {"heldout": {"loss": float("nan"), "tokens": 10}},
+            [],
+            [
+                "               10 tokens",
+                "evaluation     INVALID: heldout.loss is nan: not finite",
+                "gate           no gate",
+            ],
+        ),
+        (
+            {"heldout": {"loss": 1.0}},
+            ["heldout.loss <= 2"],
+            ["held-out       loss 1.0000 a token", "gate           ok   heldout.loss <= 2.0: 1.0"],
+        ),
+        ({"mine": {"score": 1}}, [], ["evaluation     INVALID: heldout was not measured", "gate           no gate"]),
+    ],
+)
+def test_what_an_evaluation_comes_to(
+    make_case: Callable[..., Case], monkeypatch: pytest.MonkeyPatch, metrics: object, gate: list[str], lines: list[str]
+) -> None:
+    case = make_case(export={}, evaluate={"gate": gate}, data={"eval": "valid.parquet"})
+    run = create_run(read_spec(str(case.spec)))
+    monkeypatch.setattr("elastic_tpu.cli.summary.evaluation_of", lambda run: ({"metrics": metrics}, ""))
+    assert summary(run, {}, 0, "")[2:] == lines
+
+
+@pytest.mark.parametrize(
     ("code", "stage", "advice", "never"),
     [
         (75, "train", "elastic-tpu run ", "logs"),

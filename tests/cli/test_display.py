@@ -1,0 +1,29 @@
+"""The line that says where a stage is."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from elastic_tpu.cli.display import progress_text
+from elastic_tpu.runs.judge.verdict import Verdict
+from elastic_tpu.runs.record.status import SliceCount, Status
+
+FULL = "the claim cannot be renewed: /runs/r/claim.json: No space left on device"
+
+
+def status(phase: Any) -> Status:
+    return Status("r", 1, "n", phase=phase, step=46, steps=60, slices=SliceCount(2, 2))
+
+
+@pytest.mark.parametrize(
+    ("verdict", "phase", "text"),
+    [
+        (Verdict("running"), "training", "train: training, step 46 of 60, slices 2 of 2"),
+        (Verdict("running", reason=FULL), "training", f"train: training, step 46 of 60, slices 2 of 2, {FULL}"),
+        (Verdict("finishing", reason="train has ended"), "training", "train: finishing, train has ended"),
+        (Verdict("recovering", reason="restart 1 of 3"), "saving", "train: recovering, restart 1 of 3"),
+    ],
+)
+def test_a_dead_trainers_step_is_not_told_as_progress(verdict: Verdict, phase: str, text: str) -> None:
+    assert progress_text("train", verdict, status(phase)) == text
