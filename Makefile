@@ -10,7 +10,7 @@ SEED ?= $(if $(filter true,$(CI)),$(shell date +%s))
 PARALLEL := -n 2 --dist loadfile --no-loadscope-reorder $(if $(SEED),--order-seed $(SEED))
 DEMO := runs-demo
 
-.PHONY: help setup demo test test-full controlplane test-controlplane seed-experiment soak test-torch lint format lock bench clean
+.PHONY: help setup demo test test-fast test-full controlplane test-controlplane seed-experiment soak test-torch lint format lock bench clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-17s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -26,6 +26,9 @@ demo: $(READY) ## the whole pipeline in KFP on this machine: train on simulated 
 
 test: $(READY) ## run the tests (minutes); SEED=7 shuffles the files; the last lines say what could not run here
 	$(PYTEST) $(PARALLEL) -m "not full and not soak and not controlplane"
+
+test-fast: $(READY) ## run the unit tests (a minute): no MaxText, no process, server or browser; the last lines say what is left out
+	$(PYTEST) $(PARALLEL) --fast
 
 test-full: $(READY) ## run the tests that take minutes each
 	$(PYTEST) $(PARALLEL) -m "full and not soak"
@@ -56,9 +59,13 @@ TORCH_BACKEND := cpu
 		$(if $(TORCH_BACKEND),--torch-backend $(TORCH_BACKEND)) torch transformers tokenizers safetensors numpy
 	touch $@
 
-lint: $(READY) ## ruff, mypy and import-linter, all of them before it fails
+# mypy names a package for its folder, and a checkout may be called anything: it is given a link of the right name.
+MYPY := mypy --config-file pyproject.toml .venv/lint/elastic_tpu
+lint: $(READY) ## ruff, mypy, import-linter and whether generated pages are current, all of them before it fails
+	@mkdir -p .venv/lint && ln -sfn ../.. .venv/lint/elastic_tpu
 	@failed=; \
-	for check in 'ruff check .' 'ruff format --check .' 'mypy .' 'lint-imports --no-logo'; do \
+	for check in 'ruff check .' 'ruff format --check .' '$(MYPY)' 'lint-imports --no-logo' \
+			'python -m elastic_tpu.pipelines.describe --check' 'python -m elastic_tpu.runs.spec.describe --check'; do \
 		echo "$$check"; $(BIN)/$$check || failed="$$failed, $$check"; \
 	done; \
 	[ -z "$$failed" ] || { echo "lint failed: $${failed#, }"; exit 1; }

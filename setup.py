@@ -70,10 +70,12 @@ setup(
     name="elastic-tpu",
     version=VERSION,
     description="Your TPU slice dies; the training step doesn't: elastic MaxText training as reusable pipeline steps.",
+    license_expression="Apache-2.0",
+    license_files=["LICENSE"],
     python_requires=">=3.11",
     packages=["elastic_tpu", *(f"elastic_tpu.{room}" for room in ROOMS)],
     package_dir={"elastic_tpu": "."},
-    package_data={"": ["*.yaml", "*.html", "*.css"]},
+    package_data={"": ["*.yaml", "*.html", "*.css"], "elastic_tpu": ["py.typed"]},
     cmdclass={"build_py": BuildWithoutSetup},
     install_requires=[
         *("pydantic>=2.10", "pyyaml", "typer", "rich", "tenacity", "google-cloud-storage>=3.0", "psutil"),

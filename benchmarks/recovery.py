@@ -11,8 +11,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import signal
 import statistics
 import subprocess
 import sys
@@ -24,9 +22,10 @@ from pathlib import Path
 import psutil
 from elastic_tpu.platforms.base import Job
 from elastic_tpu.platforms.local.platform import LocalPlatform
+from elastic_tpu.runs.record import paths
 from elastic_tpu.runs.record.driver import Driver
 from elastic_tpu.runs.record.events import Event, EventReader
-from elastic_tpu.runs.record.run import Run, create_run
+from elastic_tpu.runs.record.run import Run, attempts_of, create_run
 from elastic_tpu.runs.spec.load import check
 from rich.console import Console
 from rich.table import Table
@@ -81,6 +80,13 @@ class Bench:
         """Until two more checkpoints are proven, so that every loss costs about the same."""
         wait(lambda: len(self.events("checkpoint.proven")) >= after + 2)
 
+    def trainer(self) -> psutil.Process:
+        """The process of the newest attempt."""
+        attempt = max(attempts_of(self.run, "train"))
+        started = self.run.read(f"{paths.attempts('train')}/{attempt}/started.json")
+        assert started is not None
+        return psutil.Process(int(started["pid"]))
+
     def events(self, kind: str) -> list[Event]:
         return [event for event in self.reader.all() if event.kind == kind]
 
@@ -97,11 +103,11 @@ class Bench:
     def restart(self) -> float:
         """Seconds from the start of a new trainer process to its first new step."""
         before, proven = len(self.events("recovery.finished")), len(self.events("checkpoint.proven"))
-        os.kill(int(self.platform.observe(self.job).evidence["pid"]), signal.SIGKILL)
+        self.trainer().kill()
         wait(lambda: len(self.events("recovery.finished")) > before)
         first = self.events("recovery.finished")[-1]
         assert not first.data["in_process"]
-        started = psutil.Process(int(self.platform.observe(self.job).evidence["pid"])).create_time()
+        started = self.trainer().create_time()
         self.settle(proven)
         return first.time.timestamp() - started
 

@@ -12,6 +12,7 @@ from collections import Counter
 import pytest
 from _pytest.terminal import TerminalReporter
 from elastic_tpu.tests.controlplane.binaries import impossible
+from elastic_tpu.tests.fast import SLOW
 
 
 def _reason(report: pytest.TestReport | pytest.CollectReport) -> str:
@@ -21,10 +22,14 @@ def _reason(report: pytest.TestReport | pytest.CollectReport) -> str:
 
 
 def _skipped(config: pytest.Config) -> Counter[str]:
-    """Skipped tests by reason; a file that is skipped as a whole counts once, however many workers collected it."""
+    """Tests that cannot run here, by reason; a file skipped as a whole counts once, however many workers collected it.
+
+    What `--fast` leaves out could run here and is not among them.
+    """
     reporter = config.pluginmanager.get_plugin("terminalreporter")
     reports = reporter.stats.get("skipped", []) if isinstance(reporter, TerminalReporter) else []
-    return Counter({report.nodeid: _reason(report) for report in reports}.values())
+    reasons = {report.nodeid: _reason(report) for report in reports}
+    return Counter(reason for reason in reasons.values() if not reason.startswith(SLOW))
 
 
 def _leaves_out_controlplane(config: pytest.Config) -> bool:

@@ -23,7 +23,7 @@ import psutil
 import pytest
 import yaml
 from elastic_tpu.platforms.local.slices import runtime_folder
-from elastic_tpu.runs.record.claim import Seen, read_claim
+from elastic_tpu.runs.record.claim import StoredClaim, read_claim
 from elastic_tpu.runs.record.events import Event, EventReader
 from elastic_tpu.runs.record.run import Run, open_run
 from elastic_tpu.runs.record.status import Status, load_status
@@ -76,7 +76,7 @@ class RunDirectory:
         return open_run(self.uri)
 
     @property
-    def claim(self) -> Seen | None:
+    def claim(self) -> StoredClaim | None:
         return read_claim(open_store(self.uri))
 
     def events(self, kind: str = "") -> list[Event]:
@@ -144,8 +144,8 @@ class Case(RunDirectory):
         folder = self.output / self.name / ("attempts" if job == "train" else f"jobs/{job}")
         return sorted(int(path.name) for path in folder.iterdir()) if folder.is_dir() else []
 
-    def exit_of(self, attempt: int, job: str = "train") -> dict[str, Any] | None:
-        return self.json(f"{'attempts' if job == 'train' else f'jobs/{job}'}/{attempt}/exit.json")
+    def exit_of(self, attempt: int) -> dict[str, Any] | None:
+        return self.json(f"attempts/{attempt}/exit.json")
 
     def final_state(self) -> str:
         result = self.json("result.json")
@@ -154,9 +154,9 @@ class Case(RunDirectory):
         assert record is not None
         return str(record["state"])
 
-    def at_step(self, step: int, phase: str = "training") -> bool:
+    def at_step(self, step: int) -> bool:
         status = self.status
-        return status is not None and status.phase == phase and status.step >= step
+        return status is not None and status.phase == "training" and status.step >= step
 
     def wait_for_step(self, step: int) -> None:
         until(lambda: self.at_step(step), f"training at step {step}; status {self.status}")
@@ -222,7 +222,7 @@ class Case(RunDirectory):
 class Launcher:
     """The real command in a process group of its own, as a terminal would start it; output goes to a file."""
 
-    def __init__(self, case: Case, *args: str, log: str = "launcher", cwd: Path | None = None, **env: str) -> None:
+    def __init__(self, case: Case, *args: str, log: str = "launcher", **env: str) -> None:
         self.log = case.folder / f"{log}.out"
         self.log.parent.mkdir(parents=True, exist_ok=True)
         with self.log.open("wb") as output:
@@ -232,7 +232,6 @@ class Launcher:
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
-                cwd=cwd,
                 env={**os.environ, **env},
             )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import logging
 import os
@@ -11,7 +12,7 @@ import sys
 import zipfile
 from collections.abc import Iterator
 from importlib.metadata import version
-from pathlib import Path
+from pathlib import Path, PurePath
 
 import pytest
 from packaging.requirements import Requirement
@@ -43,7 +44,7 @@ def run(*command: str | Path, cwd: Path, **environment: str) -> subprocess.Compl
 def copy_of_the_package(target: Path) -> Path:
     """What belongs to the package, without tests, caches and environments."""
     target.mkdir(parents=True)
-    for name in ["__init__.py", "setup.py", "pyproject.toml"]:
+    for name in ["__init__.py", "py.typed", "setup.py", "pyproject.toml", "LICENSE"]:
         shutil.copy(ROOT / name, target)
     for room in ROOMS:
         shutil.copytree(ROOT / room, target / room, ignore=shutil.ignore_patterns("__pycache__"))
@@ -148,9 +149,12 @@ def test_the_wheel_holds_the_rooms_and_their_data_and_nothing_else(tmp_path: Pat
     (wheel,) = tmp_path.glob("*.whl")
     with zipfile.ZipFile(wheel) as archive:
         names = {name for name in archive.namelist() if ".dist-info/" not in name}
+        about = {PurePath(name).name: name for name in archive.namelist() if ".dist-info/" in name}
+        assert "License-Expression: Apache-2.0\n" in archive.read(about["METADATA"]).decode()
+        assert archive.read(about["LICENSE"]) == (ROOT / "LICENSE").read_bytes()
     on_disk = {path.relative_to(source) for room in ROOMS for path in (source / room).rglob("*")}
     wanted = {f"elastic_tpu/{path}" for path in on_disk if path.suffix in {".py", ".yaml", ".html", ".css"}}
-    assert names == wanted | {"elastic_tpu/__init__.py"}
+    assert names == wanted | {"elastic_tpu/__init__.py", "elastic_tpu/py.typed"}
     assert "elastic_tpu/runs/spec/tpu_table.yaml" in names
 
 
@@ -204,7 +208,7 @@ def test_make_lists_its_targets(tmp_path: Path) -> None:
     done = run("make", "-s", "-f", ROOT / "Makefile", cwd=tmp_path)
     listed = {line.split()[1] for line in done.stdout.splitlines()}
     assert listed >= {"setup", "demo", "test", "test-full", "soak", "lint", "lock", "format", "bench", "clean", "help"}
-    assert listed >= {"controlplane", "test-controlplane"}
+    assert listed >= {"controlplane", "test-controlplane", "test-fast"}
 
 
 def test_ci_ends_at_the_first_failure_and_says_which_phase_failed(tmp_path: Path) -> None:
@@ -235,8 +239,9 @@ WHOLE_FILE = "import pytest\npytest.importorskip('no_such_module', reason='no_su
 
 def closing_lines(folder: Path, *options: str, **environment: str) -> tuple[int, list[str]]:
     (folder / "pytest.ini").write_text("[pytest]\n")
-    plugin = ["-p", "elastic_tpu.tests.reporting", "-p", "elastic_tpu.tests.ordering", "-p", "no:cacheprovider"]
-    done = run(sys.executable, "-m", "pytest", "-q", *plugin, *options, cwd=folder, **environment)
+    names = ["elastic_tpu.tests.fast", "elastic_tpu.tests.reporting", "elastic_tpu.tests.ordering", "no:cacheprovider"]
+    plugins = [f"-p{name}" for name in names]
+    done = run(sys.executable, "-m", "pytest", "-q", *plugins, *options, cwd=folder, **environment)
     return done.returncode, done.stdout.splitlines()[-4:]
 
 
@@ -290,6 +295,63 @@ def test_a_control_plane_that_is_not_built_skips_its_tests_and_fails_ci(ci: str,
     status, lines = closing_lines(tmp_path, *fixtures, XDG_CACHE_HOME=str(tmp_path), CI=ci)
     assert status == expected
     assert "there is no control plane: `make controlplane` builds it (needs Go)" in "".join(lines)
+
+
+# ---- the fast suite
+
+SLOW_AND_FAST = """
+import subprocess, sys
+import pytest
+@pytest.fixture
+def server():
+    subprocess.Popen(["sleep", "9"])
+@pytest.fixture
+def airflow(): pytest.fail("was set up")
+def test_unit(): pass
+def test_unit_too(): pass
+def test_starts(): subprocess.run([sys.executable, "-c", ""])
+def test_is_served(server): pass
+def test_scheduled(airflow): pass
+@pytest.mark.maxtext
+def test_trains(): pass
+@pytest.mark.slow
+def test_computes(): pass
+"""
+
+
+@pytest.mark.parametrize("workers", [(), ("-n", "2")], ids=["one process", "two workers"])
+def test_the_fast_suite_leaves_out_slow_tests_and_says_which(workers: tuple[str, ...], tmp_path: Path) -> None:
+    (tmp_path / "test_sample.py").write_text(SLOW_AND_FAST)
+    status, lines = closing_lines(tmp_path, "--fast", *workers, CI="true")
+    assert status == 0
+    said = "\n".join(lines)
+    assert "Left out, slow: 5 tests (2 start a process, 1 " in said
+    assert "1 need an Airflow home" in said
+    assert "1 import MaxText" in said
+    assert "2 passed, 5 skipped" in said
+    assert "Not run here" not in said
+
+
+def test_without_the_option_slow_tests_run(tmp_path: Path) -> None:
+    (tmp_path / "test_sample.py").write_text("import subprocess\ndef test_starts(): subprocess.run(['true'])\n")
+    status, lines = closing_lines(tmp_path)
+    assert status == 0
+    assert "1 passed" in lines[-1]
+
+
+# ---- how tests are named
+
+
+def test_names_of_tests_have_80_characters_at_most() -> None:
+    long = [
+        f"{path.relative_to(ROOT)}: {node.name}"
+        for path in sorted((ROOT / "tests").rglob("*.py"))
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        and node.name.startswith("test_")
+        and len(node.name) > 80
+    ]
+    assert long == []
 
 
 # ---- the order of the files

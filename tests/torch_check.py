@@ -18,7 +18,7 @@ def check(folder: str) -> str:
     """Why the export does not do, or nothing."""
     import torch
     from elastic_tpu.trainer.evaluate.forward import forward, load_config, load_params
-    from elastic_tpu.trainer.export.export import verify_export
+    from elastic_tpu.trainer.export.manifest import verify_export
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     verify_export(folder)

@@ -16,8 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from elastic_tpu.platforms.gke import names
-from elastic_tpu.platforms.gke.api import k8s_json
+from elastic_tpu.platforms.gke import k8s_json, names
 from elastic_tpu.runs.judge.verdict import Verdict
 from elastic_tpu.runs.record import paths, proof
 from elastic_tpu.runs.record.result import TrainingResult
@@ -28,7 +27,7 @@ from elastic_tpu.runs.store import records
 from elastic_tpu.runs.store.open import open_store
 from elastic_tpu.stages.open import open_stage
 from elastic_tpu.stages.results import StageResult
-from elastic_tpu.stages.retry import patiently
+from elastic_tpu.stages.retry import until_answered
 from elastic_tpu.stages.stage import Stage
 from elastic_tpu.stages.steps import STEPS
 from elastic_tpu.tests.controlplane.kubelet import Node, ProcessKubelet
@@ -205,7 +204,7 @@ class ClusterCase(RunDirectory):
     def submit(self, stage: Stage, pause: float = 0.1, seconds: float = 60.0) -> list[str]:
         """Submit as whoever drives a stage does: again while there is no answer. What was said meanwhile."""
         told: list[str] = []
-        patiently(stage.submit, told.append, sleep=lambda _: time.sleep(pause), limit=seconds)
+        until_answered(stage.submit, told.append, sleep=lambda _: time.sleep(pause), limit=seconds)
         return told
 
     def released(self) -> StageResult:

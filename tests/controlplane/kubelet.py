@@ -36,6 +36,7 @@ from urllib3.exceptions import HTTPError
 
 AMOUNTS = {"cpu": "1000", "memory": "4Ti", "pods": "500"}
 _LEASE = "kube-node-lease"
+_RENEW = 3.0  # seconds between renewals of the nodes' leases
 
 
 class Node:
@@ -74,9 +75,7 @@ class ProcessKubelet:
       folder: for logs (`pods/<uid>/<container>.<start>.log`) and service accounts (`pods/<uid>/serviceaccount`).
       programs: `(pod, container, environment, command + args) -> (argv, more environment)`, called at each start with
         everything expanded; None, also as its answer: a program that sleeps until SIGTERM.
-      api_url: where pods find the API server; the plane's own address by default.
       backoff: seconds until a container that ended is started again; doubles each time.
-      heartbeat: seconds between renewals of the nodes' leases.
     """
 
     def __init__(
@@ -85,18 +84,15 @@ class ProcessKubelet:
         folder: Path,
         programs: Programs | None = None,
         *,
-        api_url: str = "",
         backoff: float = 1.0,
-        heartbeat: float = 3.0,
     ) -> None:
         self.plane = plane
         client = plane.api_client()
         client.configuration.connection_pool_maxsize = 64  # every pod's thread talks
         self._client = ApiClient(client.configuration)
         self._core = CoreV1Api(self._client)
-        identity = Identity(self._core, api_url or plane.url, plane.certificate)
+        identity = Identity(self._core, plane.url, plane.certificate)
         self._host = Host(self._core, folder.absolute(), programs or (lambda *_: None), identity, backoff)
-        self._heartbeat = heartbeat
         self._nodes: dict[str, Node] = {}
         self._pods: dict[str, Pod] = {}  # by uid; those whose object is there, as far as their node knows
         self._ending: list[Pod] = []  # their object is gone, their processes may not be
@@ -253,7 +249,7 @@ class ProcessKubelet:
         self._core.patch_node_status(node.name, {"status": status}, _preload_content=False)
 
     def _beat(self) -> None:
-        while not self._host.closing.wait(self._heartbeat):
+        while not self._host.closing.wait(_RENEW):
             for node in list(self._nodes.values()):
                 if not node.silent:
                     with suppress(ApiException, HTTPError):  # the server is away: the next beat will do

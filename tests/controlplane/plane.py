@@ -43,7 +43,6 @@ class ControlPlane:
     Args:
       folder: for its certificates, kubeconfigs, logs and etcd's data; the data is deleted at the end.
       kwok: whether kwok plays the nodes that `node`, `tpu_pool` and `cpu_pool` make.
-      feature_gates: of the JobSet controller.
       arguments: more command line arguments by component.
     """
 
@@ -52,14 +51,13 @@ class ControlPlane:
         folder: Path,
         *,
         kwok: bool = True,
-        feature_gates: Mapping[str, bool] | None = None,
         arguments: Mapping[str, Sequence[str]] | None = None,
     ) -> None:
         self.folder = folder.absolute()
         self.logs = self.folder / "logs"
         self.binaries = directory()
         self.nodes: list[str] = []
-        self._kwok, self._gates, self._arguments = kwok, dict(feature_gates or {}), arguments or {}
+        self._kwok, self._arguments = kwok, arguments or {}
         self._kubeconfigs = 0
 
     # -- life ---------------------------------------------------------------------------------------------------
@@ -146,7 +144,6 @@ class ControlPlane:
             "leaderElection": {"leaderElect": False},
             "internalCertManagement": {"enable": False},
             "metrics": {"bindAddress": "0"},
-            "featureGates": self._gates,
             "health": {"healthProbeBindAddress": f"127.0.0.1:{ports.health}"},
             "webhook": {"host": "127.0.0.1", "port": ports.webhook, "certDir": str(self.certificate.parent)},
         }
@@ -296,10 +293,10 @@ class ControlPlane:
         amounts = {"google.com/tpu": str(chips)}
         return [self.node(f"{name}-{i}", of_pool, amounts, taints=[TPU_TAINT]) for i in range(nodes)]
 
-    def cpu_pool(self, name: str, cpu: str = "64", memory: str = "256Gi", nodes: int = 1) -> list[str]:
+    def cpu_pool(self, name: str, nodes: int = 1) -> list[str]:
         """A node pool without accelerators, for heads and plain Jobs; the nodes' names."""
         of_pool = {"cloud.google.com/gke-nodepool": name}
-        return [self.node(f"{name}-{i}", of_pool, {"cpu": cpu, "memory": memory}) for i in range(nodes)]
+        return [self.node(f"{name}-{i}", of_pool, {"cpu": "64", "memory": "256Gi"}) for i in range(nodes)]
 
     def silence(self, node: str) -> None:
         """Let a node that kwok plays stop answering, as a dead VM does; its pods stay as they are."""

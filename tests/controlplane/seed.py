@@ -106,8 +106,6 @@ def restorable(events: Sequence[Event], recovery: Event) -> int:
 class Outcome:
     """What was seen. Seconds are of a simulation, but for what Kubernetes took."""
 
-    killed: str
-    killed_at: int
     recovery: dict[str, Any]
     same_head: bool
     container_restarts: int
@@ -151,8 +149,6 @@ def experiment(
         case.nothing_left()
         trainer = next(c for c in after["status"]["containerStatuses"] if c["name"] == names.TRAINER)
         return Outcome(
-            killed=victim,
-            killed_at=status.step,
             recovery=case.events("recovery.finished")[-1].data,
             same_head=before["metadata"]["uid"] == after["metadata"]["uid"],
             container_restarts=int(trainer["restartCount"]),

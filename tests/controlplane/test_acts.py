@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 from elastic_tpu.cli.main import app
 from elastic_tpu.platforms.gke import names
-from elastic_tpu.platforms.gke.status import state
+from elastic_tpu.platforms.gke.status import stuck_pods
 from elastic_tpu.runs.errors import ExitCode
 from elastic_tpu.tests.support import Launcher, until
 from typer.testing import CliRunner
@@ -59,7 +59,7 @@ def test_a_run_is_watched_loses_slices_on_request_and_is_cancelled(case: Cluster
             assert "this run has 2 slices, numbered from 0" in refused.stderr
             said = say(case, "cancel")
             assert "training is at step" in said
-            assert "sees it, and gives the slices back" in said
+            assert "drives the run and gives the slices back" in said
             assert launcher.wait() == ExitCode.ENDED_ON_REQUEST, launcher.output
             assert follower.wait() == 0
             assert f"exit code {ExitCode.ENDED_ON_REQUEST.value}" in follower.output, follower.output
@@ -107,7 +107,7 @@ def test_ctrl_c_saves_and_gives_the_slices_back(case: ClusterCase) -> None:
 
 
 def test_a_release_does_not_wait_for_a_silent_node(case: ClusterCase, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(state, "_SILENT", timedelta(seconds=1))
+    monkeypatch.setattr(stuck_pods, "_SILENT", timedelta(seconds=1))
     head = {"spec": {**case.here["patch"]["spec"], "terminationGracePeriodSeconds": 1}}
     case.write(gke={"head": head})
     case.hold_at(15)

@@ -31,7 +31,8 @@ ALWAYS = {"times": 0}
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Calls are given up in a moment, so that a server is away in half a second as it is in 30 by default."""
     import urllib3
-    from elastic_tpu.platforms.gke.api.cluster import RETRIES, Cluster
+    from elastic_tpu.platforms.gke.api.cluster import Cluster
+    from elastic_tpu.platforms.gke.api.connection import RETRIES
 
     defaults = Cluster.__init__.__kwdefaults__
     monkeypatch.setitem(defaults, "retries", RETRIES.new(backoff_factor=0.02, backoff_jitter=0.0))

@@ -15,7 +15,8 @@ import pytest
 import urllib3
 import yaml
 from elastic_tpu.platforms.gke.api import cluster as calls
-from elastic_tpu.platforms.gke.api.cluster import PAUSES, RETRIES, Cluster
+from elastic_tpu.platforms.gke.api.cluster import Cluster
+from elastic_tpu.platforms.gke.api.connection import PAUSES, RETRIES
 from elastic_tpu.platforms.gke.api.credentials import connect, surroundings
 from elastic_tpu.platforms.gke.api.errors import BeingDeleted
 from elastic_tpu.platforms.gke.api.observer import Observer

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from elastic_tpu.platforms.gke import names
-from elastic_tpu.platforms.gke.status import state
+from elastic_tpu.platforms.gke.status import stuck_pods
 from elastic_tpu.runs.errors import ExitCode
 from elastic_tpu.tests.support import expected_state, until
 
@@ -101,7 +101,7 @@ def test_one_whose_node_is_drained_saves_and_goes_on(case: ClusterCase) -> None:
 def test_one_on_a_silent_node_is_freed_by_whoever_watches(
     case: ClusterCase, how: str, code: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(state, "_SILENT", timedelta(seconds=1))
+    monkeypatch.setattr(stuck_pods, "_SILENT", timedelta(seconds=1))
     case.trainer = ["--step-seconds", "1"]
     case.write(checkpoint={"every": 1})
     with case.hardware(heads=2) as kubelet:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 from elastic_tpu.cli.main import app
 from elastic_tpu.platforms.gke import names
-from elastic_tpu.platforms.gke.status import state
+from elastic_tpu.platforms.gke.status import stuck_pods
 from elastic_tpu.runs.errors import ElasticTPUError, ExitCode, GateFailed
 from elastic_tpu.tests.support import Launcher, until
 from typer.testing import CliRunner
@@ -105,7 +105,7 @@ def test_a_job_is_cancelled_and_gone(case: ClusterCase, who: str) -> None:
         else:
             said = CliRunner().invoke(app, ["cancel", case.uri])
             assert said.exit_code == 0
-            assert "sees it" in said.stdout
+            assert "drives the run and gives the slices back" in said.stdout
         verdict = case.watch(export)
         assert (verdict.outcome, verdict.act, verdict.code) == ("cancelled", "none", 76), verdict
         until(lambda: uid(case, "export") is None, "the Job's end")
@@ -113,7 +113,7 @@ def test_a_job_is_cancelled_and_gone(case: ClusterCase, who: str) -> None:
 
 
 def test_a_job_on_a_silent_node_is_freed_and_run_again(case: ClusterCase, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(state, "_SILENT", timedelta(seconds=1))
+    monkeypatch.setattr(stuck_pods, "_SILENT", timedelta(seconds=1))
     case.trainer += ["--job-seconds", "600"]
     case.write(export={})
     case.trained()

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from elastic_tpu.platforms.gke import names
 from elastic_tpu.platforms.gke.manifests import worker
-from elastic_tpu.platforms.gke.status import state
+from elastic_tpu.platforms.gke.status import stuck_pods
 from elastic_tpu.runs.errors import ExitCode
 from elastic_tpu.tests.support import expected_state, until
 
@@ -136,7 +136,7 @@ def test_a_slice_that_fails_too_often_restarts_all_and_then_ends_the_run(
         fail(case, workers(case, 0)[0], code=9)
         verdict = case.watch(train)
         assert (verdict.outcome, verdict.act, verdict.code) == ("failed", "relaunch", 75), verdict
-        assert "slice 0 failed more often than it may" in verdict.reason
+        assert "slice 0 failed more often than its Job allows" in verdict.reason
         assert "pathways-worker exited 9" in verdict.reason
         assert "all 1 restarts are spent" in verdict.reason
         case.released()
@@ -152,7 +152,7 @@ def test_a_slice_whose_nodes_go_comes_back_on_others(
     from elastic_tpu.tests.controlplane.cases import ClusterCase
     from elastic_tpu.tests.controlplane.plane import ControlPlane
 
-    monkeypatch.setattr(state, "_SILENT", timedelta(seconds=2))
+    monkeypatch.setattr(stuck_pods, "_SILENT", timedelta(seconds=2))
     patience = {
         "kube-controller-manager": ["--node-monitor-grace-period=25s", "--node-monitor-period=1s"],
         "kube-apiserver": ["--default-not-ready-toleration-seconds=2", "--default-unreachable-toleration-seconds=2"],

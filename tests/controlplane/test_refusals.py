@@ -16,6 +16,7 @@ from elastic_tpu.platforms.gke.manifests import manifest
 from elastic_tpu.runs.errors import BadInput, ElasticTPUError, EndedOnRequest, ExitCode, LimitSpent
 from elastic_tpu.runs.record.driver import stop_by_person
 from elastic_tpu.runs.store.open import open_store
+from elastic_tpu.stages.job_stage import JobStage
 from elastic_tpu.tests.support import Launcher, command, expected_state, until
 
 if TYPE_CHECKING:
@@ -77,9 +78,11 @@ def test_a_namespace_that_is_not_there(case: ClusterCase) -> None:
     assert "or there is no such namespace" in words
     case.kubeconfig, case.name = case.plane.kubeconfig(), "by-admin"
     case.write(gke={"namespace": "not-there"})
-    assert "namespace not-there has no such service account, or is not there itself" in refused(case.stage("provision"))
+    assert "namespace not-there has no such service account, or does not exist" in refused(case.stage("provision"))
+    train = case.stage("train")
+    assert isinstance(train, JobStage)
     with pytest.raises(BadInput, match=r"gke\.namespace: 'not-there', there is no such namespace; create it"):
-        case.stage("train").submit()
+        train.platform.launch(train.job)
     assert case.stage("release").submit() is None
 
 
@@ -225,7 +228,7 @@ def test_a_jobset_of_this_run_with_another_spec(case: ClusterCase) -> None:
     time.sleep(0.35)  # what was seen before is good for an interval
     words = refused(case.stage("provision"))
     assert f"{case.run_id} was created from another spec (hash {'0' * 64}" in words
-    assert "release it first" in words
+    assert "delete it first (`elastic-tpu release " in words
     assert case.jobset is not None
     case.released()
     assert case.do("provision")[1].outcome == "complete"

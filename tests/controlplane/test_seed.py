@@ -20,7 +20,8 @@ pytestmark = [pytest.mark.maxtext, pytest.mark.full]
 STEPS = 120  # the kill comes at one of the first 90
 ROOT = Path(__file__).parents[2]
 
-# MaxText's examples/elastic_training on three v5e-16 slices: its read-me and the post that tells of it.
+# MaxText's older examples/elastic_training on three v5e-16 slices: its read-me and the post that tells of it. MaxText's
+# guide now kills at any time after the first checkpoint.
 PUBLIC_DEMO = {
     "slices": "3 real v5e-16",
     "model": "qwen3-0.6b",

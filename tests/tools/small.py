@@ -53,16 +53,37 @@ def gke(**sections: Any) -> dict[str, Any]:
 
 
 def inputs_in(folder: Path) -> dict[str, Any]:
-    """Sections whose files are there, for specs that are read from a file: `document(**inputs_in(folder))`."""
+    """Sections whose files are there and right, for specs that are read from a file."""
     data = folder / "data"
-    (data / "tokenizer").mkdir(parents=True, exist_ok=True)
-    for name in ("train.parquet", "valid.parquet", "x.jsonl", "tokenizer/tokenizer.json"):
-        (data / name).write_text("something")
+    write_tokenizer(data / "tokenizer")
+    for name in ("train.parquet", "valid.parquet"):
+        write_parquet(data / name, text=["A text.", "Another."])
+    (data / "x.jsonl").write_text('{"text": "A text."}\n')
     return {
         "run": {"output": str(folder / "out")},
         "model": {"tokenizer": str(data / "tokenizer")},
         "data": {"train": str(data / "train.parquet"), "eval": str(data / "valid.parquet")},
     }
+
+
+def write_parquet(path: Path, **columns: list[Any]) -> Path:
+    """A Parquet file of these columns."""
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    parquet.write_table(pa.table(columns), path)
+    return path
+
+
+def write_tokenizer(folder: Path, size: int = 4, **settings: Any) -> Path:
+    """A tokenizer with `size` ids, and its settings over a `bos_token` that it has."""
+    from tokenizers import Tokenizer, models
+
+    folder.mkdir(parents=True, exist_ok=True)
+    words = {"<bos>": 0, "<unk>": 1} | {f"word{i}": i for i in range(2, size)}
+    Tokenizer(models.WordLevel(words, unk_token="<unk>")).save(str(folder / "tokenizer.json"))
+    (folder / "tokenizer_config.json").write_text(json.dumps({"bos_token": "<bos>"} | settings))
+    return folder
 
 
 def spec(**sections: Any) -> RunSpec:

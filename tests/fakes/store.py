@@ -1,12 +1,15 @@
-"""A store in memory: the test sets its clock, loses its answers, and lets somebody act in the middle of a write."""
+"""Stores whose test decides when they answer: one in memory with a clock of its own, and a slow folder."""
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 
-from elastic_tpu.runs.errors import Changed, Exists, NotFound, Unreachable
-from elastic_tpu.runs.store.base import Entry, Item
+from ...runs.errors import Changed, Exists, NotFound, Unreachable
+from ...runs.store.base import Entry, Item, Store
+from ...runs.store.posix import PosixStore
 
 Hook = Callable[[str, Item | None, bytes], None]
 
@@ -86,6 +89,28 @@ class MemoryStore:
         return written
 
 
+class SlowStore(PosixStore):
+    """A folder whose conditional writes over a generation wait while `open` is not set.
+
+    Attributes:
+      open: lets them through; set at first.
+      writing: set once one has begun.
+    """
+
+    def __init__(self, root: Path) -> None:
+        super().__init__(root)
+        self.open, self.writing = threading.Event(), threading.Event()
+        self.open.set()
+
+    def replace(self, name: str, data: bytes, generation: str) -> str:
+        self.writing.set()
+        assert self.open.wait(20)
+        return super().replace(name, data, generation)
+
+
 def lost_answer() -> Unreachable:
     """What a driver sees when the storage does not answer."""
     return Unreachable("no answer")
+
+
+_: type[Store] = MemoryStore
