@@ -93,6 +93,11 @@ def test_importing_components_loads_nothing_of_others(tmp_path: Path) -> None:
     assert loaded_by(["elastic_tpu.components"], tmp_path) == {}
 
 
+def test_importing_the_stages_loads_the_standard_library_only(tmp_path: Path) -> None:
+    modules = [f"elastic_tpu.stages.{path.stem}" for path in (ROOT / "stages").glob("[a-z]*.py")]
+    assert loaded_by(modules, tmp_path) == {}
+
+
 @pytest.mark.parametrize("orchestrator", modules_by_orchestrator())
 def test_outside_the_trainer_nothing_loads_jax_or_a_foreign_orchestrator(orchestrator: str, tmp_path: Path) -> None:
     loaded = loaded_by(modules_by_orchestrator()[orchestrator], tmp_path)

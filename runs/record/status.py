@@ -1,17 +1,23 @@
-"""status.json: the trainer's heartbeat and fence, as data (docs/contracts.md 6)."""
+"""status.json: the trainer's heartbeat and fence, as data (docs/contracts.md 6).
+
+Standard library only at import: verdicts need the types, and a scheduler imports them every few seconds.
+"""
 
 from __future__ import annotations
 
 import math
 from dataclasses import asdict, dataclass, field
-from typing import Any, Literal
-
-from pydantic import TypeAdapter, ValidationError
+from functools import cache
+from typing import TYPE_CHECKING, Any, Literal
 
 from ..errors import Damaged
 from ..store import records
 from . import paths
-from .run import Run
+
+if TYPE_CHECKING:
+    from pydantic import TypeAdapter
+
+    from .run import Run
 
 Phase = Literal["starting", "waiting", "restoring", "compiling", "training", "saving", "stopping", "ended"]
 _DAMAGED = "the file is damaged, or elastic-tpu did not write it"
@@ -69,7 +75,11 @@ class Status:
         return records.dump(record)
 
 
-_STATUS = TypeAdapter(Status)
+@cache
+def _adapter() -> TypeAdapter[Status]:
+    from pydantic import TypeAdapter
+
+    return TypeAdapter(Status)
 
 
 def load_status(record: dict[str, Any] | None) -> Status | None:
@@ -78,10 +88,12 @@ def load_status(record: dict[str, Any] | None) -> Status | None:
     Raises:
       Damaged: the record is not a status.
     """
+    from pydantic import ValidationError
+
     if record is None:
         return None
     try:
-        return _STATUS.validate_python(record)
+        return _adapter().validate_python(record)
     except ValidationError as error:
         wrong = records.wrong_fields(error)
         raise Damaged(f"{paths.STATUS}: not the status of a trainer ({wrong}); {_DAMAGED}") from error
