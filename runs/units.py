@@ -7,13 +7,12 @@ people (``19 min 58 s``).
 from __future__ import annotations
 
 import re
-from fractions import Fraction
 from itertools import pairwise
 
 GIB = 2**30
 """Bytes in a GiB, the unit of sizes in specs and plans."""
 
-_UNITS = {"ms": Fraction(1, 1000), "s": Fraction(1), "m": Fraction(60), "h": Fraction(3600), "d": Fraction(86400)}
+_UNITS = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}  # in milliseconds
 _NUMBER = r"[0-9]{1,20}(?:\.[0-9]{1,20})?"
 _SECONDS = re.compile(rf"\s*({_NUMBER})\s*")
 _PARTS = re.compile(r"\s*" + "".join(rf"(?:({_NUMBER})\s*{unit}\s*)?" for unit in reversed(_UNITS)))
@@ -30,6 +29,8 @@ def parse_duration(value: object) -> float:
     Raises:
       ValueError: not a duration between 1 ms and 36500 days; the message says what must be there, as pydantic wants.
     """
+    from fractions import Fraction  # here, since its import takes as long as all of this package's
+
     number = _SECONDS.fullmatch(value) if isinstance(value, str) else None
     parts = _PARTS.fullmatch(value) if isinstance(value, str) else None
     # Exactly, so that what is written down and read again has the same hash.
@@ -37,7 +38,7 @@ def parse_duration(value: object) -> float:
         seconds = float(Fraction(number[1]))
     elif parts and any(parts.groups()):
         counts = zip(parts.groups("0"), reversed(_UNITS.values()), strict=True)
-        seconds = float(sum(Fraction(count) * unit for count, unit in counts))
+        seconds = float(sum(Fraction(count) * unit for count, unit in counts) / 1000)
     elif isinstance(value, (int, float)) and not isinstance(value, bool):
         seconds = float(min(value, 2 * _LONGEST))
     else:
@@ -55,9 +56,9 @@ def format_duration(seconds: float) -> str:
     For limits and other durations of a spec. The hash of a spec covers this text, so it must not change.
     """
     for unit in ("d", "h", "m", "s"):
-        count = Fraction(seconds) / _UNITS[unit]
-        if count >= 1 and count.denominator == 1:
-            return f"{count}{unit}"
+        count, rest = divmod(seconds, _UNITS[unit] // 1000)
+        if count >= 1 and rest == 0:
+            return f"{int(count)}{unit}"
     milliseconds = round(seconds * 1000)
     return f"{milliseconds}ms" if milliseconds / 1000 == seconds else f"{seconds!r}s"
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Collection, Mapping
 from datetime import UTC, datetime
@@ -45,6 +44,8 @@ def dump(record: Mapping[str, Any]) -> bytes:
 
 def digest(record: Mapping[str, Any]) -> str:
     """sha256 of the content of a record, as ASCII JSON with sorted keys and no spaces, without its own digest."""
+    import hashlib  # 5 ms, which a scheduler that only loads the stages need not spend
+
     content = {key: value for key, value in record.items() if key != DIGEST}
     return hashlib.sha256(json.dumps(content, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
