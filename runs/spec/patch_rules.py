@@ -128,6 +128,7 @@ WORKER_POD = Contract(
             "gke-spot": _CAPACITY,
             "gke-flex-start": _CAPACITY,
             "reservation-name": _CAPACITY,
+            "reservation-project": _CAPACITY,
         }.items()
     }
     | _container(

@@ -168,6 +168,11 @@ REFUSED: list[tuple[str, Json, str]] = [
     ),
     (
         "worker",
+        {"spec": {"nodeSelector": {"cloud.google.com/reservation-project": "another"}}},
+        "gke.worker.spec.nodeSelector.cloud.google.com/reservation-project: ",
+    ),
+    (
+        "worker",
         {"spec": {"nodeSelector": {"cloud.google.com/gke-tpu-topology": "8x8"}}},
         "gke.worker.spec.nodeSelector.cloud.google.com/gke-tpu-topology: follows from slices.type; change that",
     ),
