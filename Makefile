@@ -9,8 +9,10 @@ PYTEST := $(BIN)/python -m pytest
 SEED ?= $(if $(filter true,$(CI)),$(shell date +%s))
 PARALLEL := -n 2 --dist loadfile --no-loadscope-reorder $(if $(SEED),--order-seed $(SEED))
 DEMO := runs-demo
+# Tests start hundreds of Python processes: without cached bytecode each of them compiles its libraries anew.
+unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup demo test test-fast test-full controlplane test-controlplane seed-experiment soak test-torch lint format lock bench clean
+.PHONY: help setup demo test test-fast test-full controlplane test-controlplane seed-experiment soak test-torch lint format lock audit bench clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-17s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -54,7 +56,7 @@ test-torch: .venv-torch/.ready ## compare an export with transformers on CPU tor
 TORCH_BACKEND := cpu
 .venv-torch/.ready: $(READY)
 	$(BIN)/python -m venv --clear .venv-torch
-	grep -E '^(transformers|tokenizers|safetensors|numpy)==' requirements.lock > .venv-torch/constraints.txt
+	grep -oE '^(transformers|tokenizers|safetensors|numpy)==[^ ]+' requirements.lock > .venv-torch/constraints.txt
 	$(BIN)/uv pip install --python .venv-torch/bin/python -c .venv-torch/constraints.txt \
 		$(if $(TORCH_BACKEND),--torch-backend $(TORCH_BACKEND)) torch transformers tokenizers safetensors numpy
 	touch $@
@@ -76,7 +78,10 @@ format: $(READY) ## rewrite the sources as ruff wants them
 
 lock: $(READY) ## resolve requirements.lock again; UPGRADE=1 takes the newest versions
 	$(BIN)/uv pip compile setup.py --all-extras --universal --python-version 3.12 $(if $(UPGRADE),--upgrade) \
-		--no-emit-index-url --annotation-style line --custom-compile-command "make lock" --quiet -o requirements.lock
+		--generate-hashes --no-emit-index-url --annotation-style line --custom-compile-command "make lock" --quiet -o requirements.lock
+
+audit: $(READY) ## ask a public database for known faults in the locked packages; by hand, needs the network
+	$(BIN)/uv tool run pip-audit --requirement requirements.lock --require-hashes --disable-pip
 
 BENCHMARKS := $(sort $(wildcard benchmarks/*.py))
 # These start a control plane.
