@@ -25,8 +25,13 @@ _PLAIN_EVERY = 10.0  # seconds between plain lines of progress
 
 def print_rows(console: Console, rows: Iterable[tuple[str, str]]) -> None:
     """Print a name and its value a line. Lines are not wrapped: paths get copied, and a pipe has no width."""
-    for name, text in rows:
-        console.print(Text(f"{name:<13} ", style="bold") + Text(text), soft_wrap=True)
+    for row in rows:
+        console.print(row_text(*row), soft_wrap=True)
+
+
+def row_text(name: str, text: str) -> Text:
+    """A name and its value, for the console."""
+    return Text(f"{name:<13} ", style="bold") + Text(text)
 
 
 class Display(Protocol):
@@ -54,7 +59,9 @@ def progress_text(stage: str, verdict: Verdict, status: Status | None) -> str:
         return "train: the trainer has ended"
     if verdict.phase in ("recovering", "finishing") and status.phase in ("training", "saving"):
         return f"train: {verdict.phase}, {verdict.reason}"  # status.json is from the trainer that died
-    parts = [f"{status.phase}", f"step {max(status.step, 0)} of {status.steps}"]
+    parts = [f"{status.phase}"]
+    if status.step >= 0:  # before its first step a process that resumes has none to tell
+        parts.append(f"step {status.step} of {status.steps}")
     if status.loss is not None:
         parts.append(f"loss {status.loss:.3f}")
     if status.step_seconds:
@@ -64,10 +71,19 @@ def progress_text(stage: str, verdict: Verdict, status: Status | None) -> str:
     if status.slices.wanted:  # 0 until the trainer has looked at its slices
         parts.append(f"slices {status.slices.active} of {status.slices.wanted}")
     if status.reason and status.phase in ("waiting", "stopping"):
-        parts.append(status.reason)
+        # What a recovery is from: the slice that it names may be back.
+        parts.append(f"recovering from: {status.reason}" if status.phase == "waiting" else status.reason)
     if verdict.phase == "running" and verdict.reason and verdict.reason != status.reason:
         parts.append(verdict.reason)
     return "train: " + ", ".join(parts)
+
+
+class OutputConsole(Console):
+    """The output of a command that only prints: when nobody reads it any more, the command ends."""
+
+    def on_broken_pipe(self) -> None:
+        """Raise the BrokenPipeError again, which `main` knows; rich would end the process with 1."""
+        raise
 
 
 class LastingConsole(Console):

@@ -10,7 +10,9 @@ from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import Any
 
-from ..runs.errors import ElasticTPUError, ExitCode, HeldByAnother, Unreachable
+from ..runs.errors import ElasticTPUError, ExitCode, HeldByAnother, NotFound, Unreachable
+from ..runs.judge.verdict import Verdict
+from ..runs.record import paths
 from ..runs.record.claim import read_claim
 from ..runs.record.events import EventReader
 from ..runs.record.result import read_result
@@ -41,13 +43,31 @@ def follow(source: str, take_over: bool, how: type[Follower] | None = None) -> i
     run = start_or_open_with_login(source, who, person=True)
     was_driven = read_claim(run.store) is not None
     with _sigterm_as_interrupt(), make_display() as display:
-        display.say(f"run {run.uri}" + (" (going on with it)" if was_driven else ""))
+        display.say(f"run {run.uri}" + (f" (going on with it: {_so_far(run)})" if was_driven else ""))
         driver = (how or Follower)(run, who, take_over, display)
         code = driver.drive()
     console = LastingConsole()
     for line in summary(run, driver.results, code, driver.error, superseded=driver.superseded, stage=driver.failed):
         console.tell(line)
     return code
+
+
+def _so_far(run: Run) -> str:
+    """Where a run is that is gone on with."""
+    if read_result(run) is not None:
+        return "training is complete"
+    status = read_status(run)
+    if status is None or status.step < 0:
+        return "no step is done yet"
+    proven = "none" if status.proven_step is None else status.proven_step
+    return f"step {status.step} of {status.steps} done, newest proven checkpoint: {proven}"
+
+
+def _status_generation(run: Run) -> str | None:
+    try:
+        return run.store.read(paths.STATUS).generation
+    except NotFound:
+        return None
 
 
 class Follower:
@@ -57,6 +77,7 @@ class Follower:
         self.run, self.who, self.take_over, self._display = run, who, take_over, display
         self._events = EventReader(run.store)
         self._shown = len(self._events.all())
+        self._old_status = _status_generation(run)  # of an earlier trainer, or of one that beats again soon
         self._term: int | None = None  # of the claim, once this process has it
         self.results: dict[str, StageResult] = {}
         self.error: str = ""
@@ -125,13 +146,23 @@ class Follower:
             with suppress(Unreachable):  # the verdict says already that the storage does not answer
                 self._tell_events()
                 if not verdict.done:
-                    self._display.look(stage.name, verdict, read_status(self.run))
+                    self._look(stage, verdict)
             if verdict.done:
                 return
             if until is not None and time.monotonic() > until:
                 self._display.say(f"the save is not done after {show_duration(_SAVE)}; the trainer is told to end")
                 return
             time.sleep(stage.interval)
+
+    def _look(self, stage: Stage, verdict: Verdict) -> None:
+        """Show where the stage is, by what was written since this process began."""
+        if self._old_status is not None and self._old_status == _status_generation(self.run):
+            if stage.name == "train" and verdict.phase not in ("queued", "suspended"):
+                verdict = Verdict("starting")  # the verdict is by the old status as well
+            self._display.look(stage.name, verdict, None)
+            return
+        self._old_status = None
+        self._display.look(stage.name, verdict, read_status(self.run))
 
     def _cancel(self, stage: Stage) -> None:
         if stage.name == "train":

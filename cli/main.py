@@ -13,6 +13,7 @@ import typer
 
 from .. import __version__
 from ..runs.errors import BadInput, ElasticTPUError, ExitCode, describe_codes
+from . import output
 
 _HELP = (
     (__doc__ or "").strip(),
@@ -37,7 +38,6 @@ app = typer.Typer(
     rich_markup_mode="rich",
     context_settings={"help_option_names": ["-h", "--help"]},
     pretty_exceptions_enable=False,
-    add_completion=False,
 )
 
 
@@ -78,8 +78,10 @@ def _reports(command: Callable[..., int | None]) -> Callable[..., None]:
             code = int(error.code)
         except KeyboardInterrupt:
             code = int(ExitCode.INTERRUPTED)
-        except BrokenPipeError:
-            code = 0
+        except OSError as error:
+            if not output.is_of_output(error):
+                raise
+            code = output.give_up(error)
         raise typer.Exit(code)
 
     return wrapper
@@ -88,8 +90,35 @@ def _reports(command: Callable[..., int | None]) -> Callable[..., None]:
 def _say_error(error: ElasticTPUError) -> None:
     lines = str(error).splitlines() or ["unknown"]
     count = len(error.problems) if isinstance(error, BadInput) else 1
-    head = f"error: {count} problems\n  " if count > 1 else "error: "
+    what = "" if error.code.outcome == "cancelled" else "error: "  # what a person asked for is none
+    head = f"error: {count} problems\n  " if count > 1 else what
     print(head + "\n  ".join(lines), file=sys.stderr)  # noqa: T201 - a command's own output
+
+
+@app.command(
+    rich_help_panel=_BEFORE,
+    epilog="Example:  elastic-tpu init my-texts/\n\nThen:  elastic-tpu run my-texts-run/spec.yaml",
+)
+@_reports
+def init(
+    data: Annotated[str, typer.Argument(help="A folder, or a file, of .txt, .jsonl or .parquet.", metavar="DATA")],
+    out: Annotated[
+        str | None, typer.Option("--out", "-o", help="Folder to write into; DATA's name with -run by default.")
+    ] = None,
+    tokenizer: Annotated[
+        str | None, typer.Option(help="Folder of a Hugging Face tokenizer; one token a byte by default.")
+    ] = None,
+    text: Annotated[str, typer.Option(help="Field or column of .jsonl and .parquet that holds the text.")] = "text",
+    force: Annotated[bool, typer.Option("--force", help="Write over what an earlier `init` wrote.")] = False,
+) -> None:
+    """Make a first run of your own texts: parquet files, and a spec that trains a small model on this machine.
+
+    A document is a paragraph of .txt, a line of .jsonl, a row of .parquet; one in twenty is held out for the
+    evaluation. Nothing is downloaded.
+    """
+    from .init import init
+
+    init(data, out, tokenizer, text, force)
 
 
 @app.command(rich_help_panel=_BEFORE, epilog="Example:  elastic-tpu plan examples/local.yaml")
@@ -97,12 +126,14 @@ def _say_error(error: ElasticTPUError) -> None:
 def plan(
     spec: Annotated[str, typer.Argument(help="The run spec (YAML file or gs:// URI).")],
     as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
-    manifests: Annotated[bool, typer.Option("--manifests", help="Print the Kubernetes objects as YAML.")] = False,
+    manifests: Annotated[
+        bool, typer.Option("--manifests", help="Print the Kubernetes objects as YAML; with --json as part of it.")
+    ] = False,
 ) -> None:
     """Show what a spec resolves to: slices, memory, slice-hours, MaxText's settings. Nothing is created."""
     from . import show
 
-    show.manifests(spec) if manifests else show.plan(spec, as_json)
+    show.manifests(spec) if manifests and not as_json else show.plan(spec, as_json, manifests)
 
 
 @app.command(rich_help_panel=_BEFORE, epilog="Example:  elastic-tpu schema > spec.schema.json")
@@ -145,19 +176,26 @@ def run(
 @_reports
 def status(
     run: RunArgument,
-    watch: Annotated[bool, typer.Option("--watch", "-w", help="Look again until the run is over.")] = False,
+    watch: Annotated[
+        bool, typer.Option("--watch", "-w", help="Look again until the run is over; off a terminal tell what changed.")
+    ] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print a JSON document (docs/contracts.md 13); with --watch one a line.")
+    ] = False,
 ) -> None:
-    """Show where a run is: phase, step, loss, slices, recoveries, who drives it."""
-    from . import show
+    """Show where a run is: phase, step, loss, slices, recoveries, who drives it, model, held-out loss, gate."""
+    from . import status
 
-    show.status(run, watch)
+    status.status(run, watch, as_json)
 
 
 @app.command(rich_help_panel=_LOOK, epilog="Example:  elastic-tpu logs runs-demo/my-run --follow")
 @_reports
 def logs(
     run: RunArgument,
-    job: Annotated[str, typer.Option(help="train, export or evaluate.")] = "train",
+    job: Annotated[
+        str, typer.Option(help="train, export or evaluate.", autocompletion=lambda: ["train", "export", "evaluate"])
+    ] = "train",
     attempt: Annotated[int | None, typer.Option(help="Number of the attempt; the newest by default.")] = None,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the run is over.")] = False,
 ) -> None:
@@ -189,9 +227,9 @@ def release(run: RunArgument) -> int:
 @_reports
 def verify(run: RunArgument) -> int:
     """Check every proof of a run against storage: checkpoints, result, export, evaluation and gate."""
-    from . import act
+    from . import verify
 
-    return act.verify(run)
+    return verify.verify(run)
 
 
 @app.command(rich_help_panel=_LOOK, epilog="Example:  elastic-tpu report runs-demo/my-run --open")
@@ -227,7 +265,12 @@ def main() -> None:
     try:
         app(prog_name="elastic-tpu")
     except SystemExit as end:  # typer exits with 2 for arguments that it does not understand
-        raise SystemExit(int(ExitCode.BAD_INPUT) if end.code == 2 else end.code) from None
+        code = int(ExitCode.BAD_INPUT) if end.code == 2 else end.code
+    except OSError as error:  # the help of a command, which prints outside of `_reports`
+        if not output.is_of_output(error):
+            raise
+        code = output.give_up(error)
+    raise SystemExit(output.flush() or code)
 
 
 if __name__ == "__main__":

@@ -9,7 +9,8 @@ import typer
 
 from ..report.report import NAME, render, write_report
 from ..runs.errors import BadInput, Problem
-from ..runs.record.run import local_folder, open_run
+from ..runs.record.run import local_folder
+from .given import open_given
 
 
 def report(uri: str, output: str | None, show: bool) -> None:
@@ -19,7 +20,7 @@ def report(uri: str, output: str | None, show: bool) -> None:
       output: a file, a folder, or `-` for stdout; None: report.html in the run directory.
       show: open it in a browser.
     """
-    run = open_run(uri)
+    run = open_given(uri)
     if show and output is None and local_folder(run) is None:
         raise BadInput(f"--open: {run.uri} is in a bucket, which a browser cannot open; add --output FILE")
     if output is None:

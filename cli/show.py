@@ -1,59 +1,51 @@
-"""Commands that only look: plan, status, logs."""
+"""Commands that only look: plan, logs."""
 
 from __future__ import annotations
 
 import json
-import socket
 import sys
 import time
-from collections.abc import Callable
 from dataclasses import replace
-from datetime import UTC, datetime
-from typing import Any, TypeVar
+from typing import Any
 
-from rich.console import Console
-
-from ..platforms.open import open_platform
-from ..runs.errors import BadInput, Damaged, Infrastructure, NotFound, Problem
-from ..runs.judge import goodput
-from ..runs.record import paths
-from ..runs.record.claim import StoredClaim, is_stale, read_claim
-from ..runs.record.events import EventReader
+from ..runs.errors import BadInput, NotFound, Problem
+from ..runs.record.claim import is_stale, read_claim
 from ..runs.record.paths import attempts
-from ..runs.record.result import read_result
-from ..runs.record.run import Run, attempts_of, open_run
-from ..runs.record.slices import read_slices
-from ..runs.record.status import load_status
+from ..runs.record.run import Run, attempts_of
 from ..runs.spec import input_files
 from ..runs.spec import plan as plans
 from ..runs.spec.load import has_template, read_spec
-from ..runs.spec.run_spec import Gke
+from ..runs.spec.run_spec import Gke, RunSpec
 from ..runs.store.base import time_to_show
-from ..runs.units import GIB, format_duration, show_duration, show_size
-from .display import print_rows
+from ..runs.units import GIB, counted, format_duration, show_size
+from .display import OutputConsole, print_rows
+from .given import open_given
 
-T = TypeVar("T")
+_LATER = "the braces in run.name are filled in when the run starts"
 
 
-def plan(source: str, as_json: bool) -> None:
-    """Print what a spec resolves to, as text or as JSON."""
+def plan(source: str, as_json: bool, with_manifests: bool = False) -> None:
+    """Print what a spec resolves to, as text or as JSON; the JSON may have the Kubernetes objects in it."""
     spec = read_spec(source)
     made = plans.make_plan(spec)
-    made = replace(made, notes=(*made.notes, *input_files.unread(spec.model_dump())))
-    console = Console()
+    template = (f"{_LATER}: id and hash follow",) if has_template(spec) else ()
+    made = replace(made, notes=(*template, *made.notes, *input_files.unread(spec.model_dump())))
+    console = OutputConsole()
     if as_json:
-        whole = {"plan": made.record(), "spec": spec.model_dump(mode="json", exclude_none=True)}
+        whole: dict[str, Any] = {"plan": made.record(), "spec": spec.model_dump(mode="json", exclude_none=True)}
+        if with_manifests:
+            whole["manifests"] = _documents(spec, made)
         console.out(json.dumps(whole, indent=1), highlight=False)
         return
     shape, memory = made.shape, made.memory
     rows: list[tuple[str, str]] = [
-        ("run", f"{made.uri}   ({made.run_id})"),
+        ("run", made.uri + ("" if has_template(spec) else f"   ({made.run_id})")),
         (
             "slices",
             f"{made.slices} x {shape.accelerator}, {made.minimum} at least, {spec.slices.capacity.replace('_', ' ')}",
         ),
-        ("each slice", f"topology {shape.topology}, {shape.vms} VMs, {shape.chips} chips, {shape.devices} devices"),
-        ("in all", f"{made.vms} VMs, {made.chips} chips, {made.devices} devices; global batch {made.global_batch}"),
+        ("each slice", f"topology {shape.topology}, {_hardware(shape.vms, shape.chips, shape.devices)}"),
+        ("in all", f"{_hardware(made.vms, made.chips, made.devices)}; global batch {made.global_batch}"),
     ]
     if memory is not None:
         size = f"{memory.parameters:,} parameters; weights {show_size(memory.parameters_gib * GIB)}, "
@@ -64,7 +56,7 @@ def plan(source: str, as_json: bool) -> None:
         rows.append(("cluster", f"{_cluster(spec.gke)}, namespace {spec.gke.namespace}"))
     rows += [
         ("persistence", f"{'on' if made.persistence else 'off'}: {made.persistence_reason}"),
-        ("slice-hours", ", ".join(f"{name} {hours:.4g}" for name, hours in made.slice_hours.items()) + " (at most)"),
+        ("slice-hours", _slice_hours(spec, made)),
         ("checkpoints", f"every {spec.checkpoint.every} of {spec.train.steps} steps, {spec.checkpoint.keep} kept"),
         ("recovery", _recovery(spec)),
     ]
@@ -82,22 +74,37 @@ def _cluster(gke: Gke) -> str:
     return f"{gke.project}/{gke.location}/{gke.cluster}" if gke.cluster else "that of kubectl's context, or of this pod"
 
 
+def _hardware(vms: int, chips: int, devices: int) -> str:
+    return ", ".join((counted(vms, "VM"), counted(chips, "chip"), counted(devices, "device")))
+
+
+def _slice_hours(spec: RunSpec, made: plans.Plan) -> str:
+    """What the limits allow. Not an estimate, which `limits.total` (weeks by default) would be taken for."""
+    within = ", ".join(f"{name} {made.slice_hours[name]:.4g}" for name in ("start", "first_step", "wait_for_slices"))
+    total = f"at most {made.slice_hours['total']:.4g} by limits.total ({format_duration(spec.limits.total)})"
+    return f"{total}, a limit and no estimate; within it {within}"
+
+
 def manifests(source: str) -> None:
     """Print the Kubernetes objects that a run would create, as YAML for `kubectl apply`."""
-    import yaml
-
-    from ..platforms.gke.manifests.manifest import documents
+    from .kubectl_yaml import dump_all
 
     spec = read_spec(source)
-    if spec.platform != "gke":
-        raise BadInput([Problem("platform", spec.platform, "creates no Kubernetes objects; --manifests is for gke")])
-    text = yaml.safe_dump_all(documents(spec, plans.make_plan(spec)), sort_keys=False, width=1000)
+    text = dump_all(_documents(spec, plans.make_plan(spec)))
     if has_template(spec):
         text = f"# The run's name is {spec.run.name}: names and hash follow when it starts.\n{text}"
-    Console().out(text, end="", highlight=False)
+    OutputConsole().out(text, end="", highlight=False)
 
 
-def _recovery(spec: Any) -> str:
+def _documents(spec: RunSpec, made: plans.Plan) -> list[dict[str, Any]]:
+    from ..platforms.gke.manifests.manifest import documents
+
+    if spec.platform != "gke":
+        raise BadInput([Problem("platform", spec.platform, "creates no Kubernetes objects; --manifests is for gke")])
+    return list(documents(spec, made))
+
+
+def _recovery(spec: RunSpec) -> str:
     if not spec.recovery:
         return "off"
     wait, stalled = spec.recovery.wait_for_slices, spec.recovery.stalled_after
@@ -105,91 +112,6 @@ def _recovery(spec: Any) -> str:
         f"waits {format_duration(wait)} for slices, stalled after {format_duration(stalled)}, "
         f"{spec.recovery.attempts_without_progress} attempts without progress"
     )
-
-
-def status(uri: str, watch: bool) -> None:
-    """Print where a run is, once or until it is over."""
-    run = open_run(uri)
-    console = Console()
-    while True:
-        over = _status_once(run, console)
-        if over or not watch:
-            return
-        time.sleep(2 * run.spec.beat)
-
-
-def _status_once(run: Run, console: Console) -> bool:
-    now = time_to_show(run.store)
-    rows = [("run", f"{run.uri}   ({run.run_id})")]
-    if run.copied_from:
-        rows.append(("copied from", run.copied_from))
-    damaged: list[tuple[str, str]] = []  # rows
-    said = _readable(lambda: load_status(run.read(paths.STATUS)), damaged)
-    claim = _readable(lambda: read_claim(run.store), damaged)
-    result = _readable(lambda: read_result(run), damaged)
-    if claim is None:
-        rows.append(("driven by", "nobody yet"))
-    else:
-        rows.append(("driven by", _driver(claim, now)))
-    if said is None:
-        rows.append(("training", "unknown" if damaged else "not started"))
-    else:
-        beat = (now - run.store.read(paths.STATUS).updated).total_seconds()
-        silent = f" (last heartbeat {show_duration(beat)} ago)" if said.phase != "ended" else f", exit code {said.exit}"
-        rows.append(("training", f"{said.phase}{silent}, attempt {said.attempt}"))
-        loss = "" if said.loss is None else f", loss {said.loss:.4f}"
-        proven = "none yet" if said.proven_step is None else said.proven_step
-        rows.append(("step", f"{max(said.step, 0)} of {said.steps}{loss}; newest proven checkpoint: {proven}"))
-        if said.reason:
-            rows.append(("reason", said.reason))
-    rows.append(("slices", _slices(run)))
-    story = goodput.measure(EventReader(run.store).all(), datetime.now(UTC))
-    if story.recoveries:
-        rows.append(("recoveries", f"{len(story.recoveries)}, {story.steps_lost} steps done again"))
-    if result is not None:
-        rows.append(("result", f"step {result.final_step}, goodput {result.goodput}"))
-    print_rows(console, rows + damaged)
-    return claim is not None and claim.claim.state == "done"
-
-
-def _readable(read: Callable[[], T | None], damaged: list[tuple[str, str]]) -> T | None:
-    """What `read` returns; None for a damaged file, which gets a row in `damaged`."""
-    try:
-        return read()
-    except Damaged as error:
-        damaged.append(("damaged", str(error)))
-        return None
-
-
-def _driver(stored: StoredClaim, now: datetime) -> str:
-    claim, age = stored.claim, show_duration((now - stored.updated).total_seconds())
-    if claim.state == "done":
-        return f"nobody; {claim.holder} was done {age} ago"
-    stop = f", stop asked for by {claim.asked_by}" if claim.state == "stop" else ""
-    gone = ": its driver is gone" if is_stale(stored, now) else ""
-    return f"{claim.holder}, renewed {age} ago{gone}{stop}"
-
-
-def _slices(run: Run) -> str:
-    """Where the slices are: asked of the platform if there may be some, since slices.json may outlive them."""
-    try:
-        record = read_slices(run) or {}
-    except Damaged as error:
-        return f"unknown: {error}"
-    wanted, recorded = run.spec.slices.count, record.get("state", "none")
-    # With a host, the slices are processes, which only that machine can see.
-    there = record["host"] == socket.gethostname() if "host" in record else recorded in ("requested", "created")
-    if not there:
-        return f"{recorded}, {len(record.get('slices', []))} of {wanted}"
-    try:
-        seen = open_platform(run).slices()
-    except (BadInput, Infrastructure) as error:  # this process may have no login to the run's cluster
-        return f"unknown: {error}"
-    if seen.state not in ("requested", "partly", "ready"):
-        return seen.detail if seen.detail.startswith(seen.state) else f"{seen.state} {seen.detail}".strip()
-    if seen.detail.startswith(f"{seen.ready} of"):
-        return seen.detail
-    return f"{seen.ready} of {wanted} slices ready" + (f"; {seen.detail}" if seen.detail else "")
 
 
 def logs(uri: str, job: str, attempt: int | None, follow: bool) -> None:
@@ -202,8 +124,8 @@ def logs(uri: str, job: str, attempt: int | None, follow: bool) -> None:
     """
     if job not in ("train", "export", "evaluate"):
         raise BadInput(f"--job: {job!r}, must be train, export or evaluate")
-    run = open_run(uri)
-    console = Console(soft_wrap=True, highlight=False, markup=False)
+    run = open_given(uri)
+    console = OutputConsole(soft_wrap=True, highlight=False, markup=False)
     file = "trainer" if job == "train" else job
     shown: dict[int, int] = {}  # bytes, by attempt
     waiting = False
@@ -228,7 +150,7 @@ def logs(uri: str, job: str, attempt: int | None, follow: bool) -> None:
         time.sleep(run.spec.traits.log_interval)
 
 
-def _print_from(run: Run, name: str, start: int, console: Console, lenient: bool) -> int:
+def _print_from(run: Run, name: str, start: int, console: OutputConsole, lenient: bool) -> int:
     try:
         data = run.store.read(name).data[start:]
     except NotFound:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
+from typing import Any
 
 from ..runs.errors import ElasticTPUError, ExitCode
 from ..runs.judge import goodput
@@ -76,12 +77,19 @@ def _evaluation(run: Run) -> list[str]:
         report = judge_gate(run, evaluation)
     except ElasticTPUError as error:
         return [f"evaluation     {error}"]
-    invalid = [f"evaluation     INVALID: {why}" for why in report.invalid]
-    judged = [f"gate           {line}" for line in report.lines or ("no gate",)]
-    return _heldout(evaluation["metrics"].get(HELDOUT)) + invalid + judged
+    rows = evaluation_rows(evaluation["metrics"], [str(line) for line in report.lines], report.invalid)
+    return [f"{label:<15}{text}" for label, text in rows]
 
 
-def _heldout(metrics: object) -> list[str]:
+def evaluation_rows(
+    metrics: Mapping[str, Any], gate_lines: Sequence[str], invalid: Sequence[str]
+) -> list[tuple[str, str]]:
+    """What an evaluation comes to, as labels and texts: the held-out figures, what is wrong with them, the gate."""
+    rows = _heldout(metrics.get(HELDOUT)) + [("evaluation", f"INVALID: {why}") for why in invalid]
+    return rows + [("gate", line) for line in gate_lines or ("no gate",)]
+
+
+def _heldout(metrics: object) -> list[tuple[str, str]]:
     """The held-out figures that are finite numbers; an evaluator of the user's own may have others, or none."""
     found = metrics if isinstance(metrics, Mapping) else {}
     texts = {
@@ -94,4 +102,4 @@ def _heldout(metrics: object) -> list[str]:
     told = {name: text.format(found[name]) for name, text in texts.items() if is_figure(found.get(name))}
     first = ", ".join(told[name] for name in ("loss", "perplexity", "bits_per_byte") if name in told)
     second = "; ".join(told[name] for name in ("tokens", "uniform_loss") if name in told)
-    return [f"{label:<15}{text}" for label, text in (("held-out", first), ("", second)) if text]
+    return [(label, text) for label, text in (("held-out", first), ("", second)) if text]

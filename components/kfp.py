@@ -87,7 +87,8 @@ def run_step(
             say(traceback.format_exc())
             note = Note(name, int(ExitCode.BUG), f"a bug of elastic-tpu: {type(error).__name__}: {error}")
         file.write(note)
-    say(f"{name}: error: {note.reason}" if note.code else f"{name}: {note.summary}")
+    what = "" if ExitCode.of(note.code).outcome in ("complete", "cancelled") else "error: "  # a stop is none
+    say(f"{name}: {what}{note.reason or note.summary}")
     if note.code:
         raise SystemExit(note.code)
 

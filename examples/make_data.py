@@ -23,8 +23,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from elastic_tpu.cli import byte_tokenizer
+
 VERSION = 1  # of what this script writes: another number makes an old set incomplete
-SPECIAL = {"pad_token": "<pad>", "bos_token": "<bos>", "eos_token": "<eos>", "unk_token": "<unk>"}
 ONE_IN = 20  # documents held out for validation
 SHORTEST_DOCSTRING = 80
 
@@ -78,27 +79,6 @@ def write_parquet(texts: list[str], path: Path) -> None:
     parquet.write_table(pa.table({"text": texts}), path)
 
 
-def write_tokenizer(directory: Path) -> None:
-    """A tokenizer of 256 bytes and 4 special tokens that ``transformers.AutoTokenizer`` loads."""
-    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
-
-    vocabulary = [*SPECIAL.values(), *sorted(pre_tokenizers.ByteLevel.alphabet())]
-    model = models.BPE({token: i for i, token in enumerate(vocabulary)}, merges=[], unk_token=SPECIAL["unk_token"])
-    tokenizer = Tokenizer(model)
-    tokenizer.add_special_tokens([AddedToken(token, normalized=False) for token in SPECIAL.values()])
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    directory.mkdir(parents=True, exist_ok=True)
-    tokenizer.save(str(directory / "tokenizer.json"))
-    config = {
-        **SPECIAL,
-        "tokenizer_class": "PreTrainedTokenizerFast",
-        "model_max_length": 1 << 20,
-        "clean_up_tokenization_spaces": False,
-    }
-    (directory / "tokenizer_config.json").write_text(json.dumps(config, indent=1, sort_keys=True) + "\n")
-
-
 def digests(out: Path) -> dict[str, str]:
     """sha256 of every file of the set, by its path in it."""
     paths = (path for path in out.rglob("*") if path.is_file() and path.name != "manifest.json")
@@ -128,7 +108,7 @@ def main() -> None:
         print(f"{out}: complete, nothing to do")
         return
     (out / "manifest.json").unlink(missing_ok=True)
-    write_tokenizer(out / "tokenizer")
+    byte_tokenizer.write(out / "tokenizer")
     texts = split(options.chunk_bytes)
     for name, rows in texts.items():
         write_parquet(rows, out / f"{name}.parquet")

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Literal, Self
 
+from . import masking
+
 Outcome = Literal["none", "complete", "failed", "cancelled", "superseded"]
 """How a job or a step ended; none while it goes on."""
 
@@ -121,9 +123,12 @@ def exit_words(code: int | None) -> str:
 
 
 class ElasticTPUError(Exception):
-    """Base of every error that this package raises on purpose; the message is for the user."""
+    """Base of every error that this package raises on purpose; the message is for the user, credentials masked."""
 
     code: ExitCode = ExitCode.BUG
+
+    def __init__(self, *args: object) -> None:
+        super().__init__(*(masking.mask(arg) if isinstance(arg, str) else arg for arg in args))
 
 
 @dataclass(frozen=True)
@@ -136,7 +141,8 @@ class Problem:
 
     def __str__(self) -> str:
         path = _cut(self.path, _LONGEST_TEXT)
-        return f"{path}: {self.cure}" if self.value is None else f"{path}: {_shown(self.value)}, {self.cure}"
+        whole = f"{path}: {self.cure}" if self.value is None else f"{path}: {_shown(self.value)}, {self.cure}"
+        return masking.mask(whole)
 
 
 def _shown(value: object) -> str:

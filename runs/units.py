@@ -86,3 +86,8 @@ def show_size(count: float) -> str:
         count /= 1024
         units.pop()
     return f"{count:.0f} {units[-1]}" if count >= 999.5 else f"{count:.3g} {units[-1]}"
+
+
+def counted(number: int, noun: str) -> str:
+    """A number with its noun: ``1 VM``, ``4 VMs``."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

@@ -125,7 +125,8 @@ class StandIn:
             ):
                 if self.args.exit_at[1] < 0:
                     os.kill(os.getpid(), -self.args.exit_at[1])
-                leave(self.session.end(self.args.exit_at[1], f"told to exit at step {step}"))
+                why = self.args.reason.read_text() if self.args.reason else f"told to exit at step {step}"
+                leave(self.session.end(self.args.exit_at[1], os.path.expandvars(why)))
             if stop:
                 self.beat.update(phase="stopping")
                 return True
@@ -248,6 +249,7 @@ def main() -> None:
     parser.add_argument("--job-seconds", type=float, default=0.0)
     parser.add_argument("--job-until", type=Path, help="a job on CPU goes on until this file exists")
     parser.add_argument("--exit-at", type=step_and_code, help="STEP:CODE, a negative code is a signal")
+    parser.add_argument("--reason", type=Path, help="file with the reason for --exit-at; variables are expanded")
     parser.add_argument("--exit-times", type=int, default=10**9, help="only in the first so many attempts")
     parser.add_argument("--hold-at", type=step_and_file, help="STEP:FILE, wait in this step until there is the file")
     parser.add_argument("--hang-at", type=int, default=-1)

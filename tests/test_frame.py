@@ -6,6 +6,7 @@ import ast
 import json
 import logging
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -44,7 +45,7 @@ def run(*command: str | Path, cwd: Path, **environment: str) -> subprocess.Compl
 def copy_of_the_package(target: Path) -> Path:
     """What belongs to the package, without tests, caches and environments."""
     target.mkdir(parents=True)
-    for name in ["__init__.py", "py.typed", "setup.py", "pyproject.toml", "LICENSE"]:
+    for name in ["__init__.py", "__main__.py", "py.typed", "setup.py", "pyproject.toml", "LICENSE"]:
         shutil.copy(ROOT / name, target)
     for room in ROOMS:
         shutil.copytree(ROOT / room, target / room, ignore=shutil.ignore_patterns("__pycache__"))
@@ -159,26 +160,55 @@ def test_the_wheel_holds_the_rooms_and_their_data_and_nothing_else(tmp_path: Pat
         assert archive.read(about["LICENSE"]) == (ROOT / "LICENSE").read_bytes()
     on_disk = {path.relative_to(source) for room in ROOMS for path in (source / room).rglob("*")}
     wanted = {f"elastic_tpu/{path}" for path in on_disk if path.suffix in {".py", ".yaml", ".html", ".css"}}
-    assert names == wanted | {"elastic_tpu/__init__.py", "elastic_tpu/py.typed"}
+    assert names == wanted | {f"elastic_tpu/{name}" for name in ("__init__.py", "__main__.py", "py.typed")}
     assert "elastic_tpu/runs/spec/tpu_table.yaml" in names
 
 
-def lock_lines() -> list[str]:
-    lines = (ROOT / "requirements.lock").read_text(encoding="utf-8").splitlines()
-    return [line.partition("#")[0].strip() for line in lines if not line.startswith("#")]
+def locked() -> dict[str, list[str]]:
+    """Hashes by requirement."""
+    whole = (ROOT / "requirements.lock").read_text(encoding="utf-8").replace("\\\n", " ")
+    lines = [line for line in whole.splitlines() if line.strip() and not line.lstrip().startswith("#")]
+    return {line.partition("--hash")[0].strip(): re.findall(r"--hash=(\S+)", line) for line in lines}
 
 
-def test_the_lock_names_versions_only() -> None:
-    lines = lock_lines()
-    assert len(lines) > 100
-    assert [line for line in lines if "==" not in line or "://" in line or line.startswith("-")] == []
+def test_the_lock_names_versions_and_hashes_only() -> None:
+    lock = locked()
+    assert len(lock) > 100
+    assert [need for need in lock if "==" not in need or "://" in need or need.startswith("-")] == []
+    sha256 = re.compile("sha256:[0-9a-f]{64}")
+    assert [need for need, hashes in lock.items() if not hashes or not all(map(sha256.fullmatch, hashes))] == []
 
 
 def test_what_is_installed_is_what_the_lock_says() -> None:
-    wanted = [Requirement(line) for line in lock_lines()]
+    wanted = [Requirement(line) for line in locked()]
     here = [need for need in wanted if need.marker is None or need.marker.evaluate()]
     wrong = [f"{need}, installed: {version(need.name)}" for need in here if version(need.name) not in need.specifier]
     assert wrong == []
+
+
+# ---- images
+
+
+def test_an_image_gets_what_the_package_is_made_of_and_nothing_else() -> None:
+    lines = [line for line in (ROOT / ".dockerignore").read_text().splitlines() if not line.startswith("#")]
+    assert lines[0] == "*"
+    allowed = {line[1:] for line in lines if line.startswith("!")}
+    files = {"__init__.py", "__main__.py", "py.typed", "LICENSE", "README.md"}
+    assert allowed == {*ROOMS, *files, "setup.py", "pyproject.toml", "requirements.lock"}
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "deploy").glob("*.Dockerfile")), ids=lambda path: path.name)
+def test_an_image_is_small_checks_hashes_and_runs_as_nobody(path: Path) -> None:
+    text = path.read_text().replace("\\\n", " ")
+    steps = [line.split() for line in text.splitlines() if line[:1].isalpha()]
+    bases = [step[1:] for step in steps if step[0] == "FROM"]
+    assert bases == [["${BASE}", "AS", "build"], ["${BASE}"]]  # the digest is given at the build
+    last = steps[len(steps) - next(i for i, step in enumerate(reversed(steps)) if step[0] == "FROM") :]
+    assert [step for step in last if step[0] in ("RUN", "ADD")] == []  # no source, compiler or cache is left in it
+    assert last[-1] == ["USER", "65532:65532"]
+    installs = re.findall(r"(?:uv )?pip install[^&]*", text)
+    assert installs
+    assert [run for run in installs if "--require-hashes" not in run and "-c requirements.lock" not in run] == []
 
 
 # ---- set-up and CI

@@ -24,6 +24,7 @@ from typing import Any, TypeVar
 
 from tenacity import RetryCallState, Retrying, retry_if_exception_type, wait_fixed
 
+from ..runs import masking
 from ..runs.errors import ElasticTPUError, Exists, ExitCode, Unreachable
 from ..runs.record import paths, proof
 from ..runs.record.attempts import Attempt, Rebuilt, read_attempts
@@ -59,6 +60,7 @@ class ProcessAttempt:
     def __init__(self, run: Run, job: str, newest_proven: int | None) -> None:
         self.run, self.job, self.nonce = run, job, secrets.token_hex(8)
         self.folder = paths.attempts(job)
+        masking.remember(os.environ.get(name, "") for name in run.spec.secrets)
         events = EventLog(run.store, "trainer" if job == "train" else job)
         earlier = patiently(run, lambda: read_attempts(run, job, partial(tell_rebuilt, events)))
         self.number = max(earlier, default=0) + 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import shlex
 import signal
 import subprocess
@@ -12,6 +13,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from ...runs import masking
 from ...runs.errors import BadInput, ElasticTPUError, Exists, ExitCode, Unreachable, exit_words
 from ...runs.record import paths, proof, run
 from ...runs.record.attempts import read_ended, read_started
@@ -57,6 +59,7 @@ class SupervisedJob:
         for name, reference in self.run.spec.secrets.items():
             if reference.env and reference.env in os.environ:
                 env[name] = os.environ[reference.env]
+                masking.remember([env[name]])
         argv = [*command, *self.argv]
         _log.info("starting %s: %s", self.name, shlex.join(argv))
         self._restart_at = None
@@ -121,7 +124,7 @@ class SupervisedJob:
                 self._restarts, self._proven_at_restart = 0, newest
         decision = relaunch.decide(code, self._restarts, self.run.spec.recovery_limits.head_restarts, wanted, stopped)
         last_words = tail(self.log, self._log_start)
-        self.reason = decision.reason or (_last_line(last_words) if code else "")
+        self.reason = decision.reason or (last_line(last_words) if code else "")
         self._write_exit(code, decision, last_words)
         _log.info("%s: exit code %d; %s", self.name, code, decision.reason or "over")
         self.process = None
@@ -185,16 +188,24 @@ class SupervisedJob:
 
 
 def tail(path: Path, start: int) -> str:
-    """The last 12 lines of a log after byte `start`; empty if it cannot be read."""
+    """The last 12 lines of a log after byte `start`, credentials masked; empty if it cannot be read."""
     try:
         with path.open("rb") as file:
             file.seek(max(start, path.stat().st_size - 8192))
             text = file.read().decode(errors="replace")
     except OSError:
         return ""
-    return "\n".join(text.splitlines()[-_TAIL:])
+    return masking.mask("\n".join(text.splitlines()[-_TAIL:]))
 
 
-def _last_line(text: str) -> str:
-    lines = [line for line in text.splitlines() if line.strip()]
-    return lines[-1].strip() if lines else ""
+# What logging, and an error on stderr, put before the words.
+_PREFIX = re.compile(
+    r"(?:\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3} )?(?:(?:DEBUG|INFO|WARNING|ERROR|CRITICAL) )?"
+    r"(?:elastic_tpu[\w.]*: )?(?:exit code \d+: |error: )?"
+)
+
+
+def last_line(text: str) -> str:
+    """The last line of a log that says something, as a reason: without what stands before the words."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return _PREFIX.sub("", lines[-1], count=1) if lines else ""

@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime
 from typing import Any, Literal
 
+from .. import masking
 from ..errors import Act, ExitCode, Outcome
 from ..record.status import Status
 
@@ -72,6 +73,11 @@ class Verdict:
     reason: str = ""
     evidence: dict[str, Any] = field(default_factory=dict)
     limit: str = ""
+
+    def __post_init__(self) -> None:
+        # What a platform says may end with a trainer's last log line; a verdict goes into logs and databases.
+        object.__setattr__(self, "reason", masking.mask(self.reason))
+        object.__setattr__(self, "evidence", masking.mask_all(self.evidence))
 
     @classmethod
     def ended(cls, code: ExitCode, reason: str, evidence: dict[str, Any] | None = None, *, limit: str = "") -> Verdict:

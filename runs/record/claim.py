@@ -209,6 +209,11 @@ def process_lives(instance: str) -> bool:
         return True
 
 
+def process_is_gone(claim: Claim, host: str) -> bool:
+    """Whether the claim's driver is a command line on this host whose process has ended; False if that is not known."""
+    return claim.holder.endswith(f"@{host}") and not process_lives(claim.instance)
+
+
 def describe(stored: StoredClaim, now: datetime) -> str:
     """Who drives the run and when the claim was last renewed, for a message."""
     claim, age = stored.claim, max(0.0, (now - stored.updated).total_seconds())

@@ -109,16 +109,17 @@ def write_evaluation(
         "data_digest": data_digest,
         "tasks": tasks,
         "version": EVALUATION_VERSION,
-        "metrics": _finite(metrics),
+        "metrics": finite(metrics),
         "time": records.timestamp(),
     }
     run.store.put(f"evaluation/{key}.json", records.seal(record))
     return key
 
 
-def _finite(value: Any) -> Any:
+def finite(value: Any) -> Any:
+    """The value with null in place of each number that JSON does not have."""
     if isinstance(value, Mapping):
-        return {key: _finite(inner) for key, inner in value.items()}
+        return {key: finite(inner) for key, inner in value.items()}
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
@@ -179,12 +180,12 @@ def _wrong_in(run: Run, name: str, record: Mapping[str, Any]) -> str:
     return ""
 
 
-def evaluation_of(run: Run) -> tuple[Mapping[str, Any] | None, str]:
+def evaluation_of(run: Run, result: TrainingResult | None = None) -> tuple[Mapping[str, Any] | None, str]:
     """The newest evaluation of this run's export and "", or None and why there is none.
 
     A newer file that cannot be trusted stands in its way: whose evaluation it was is not known.
     """
-    manifest, why = export_of(run)
+    manifest, why = export_of(run, result)
     if manifest is None:
         return None, why
     for found in evaluations(run):

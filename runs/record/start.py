@@ -89,6 +89,14 @@ def find_run(source: str, holder: str) -> Run | None:
     return found if found.spec_hash == spec.hash() or (found.read(paths.CLAIM) or {}).get("holder") == holder else None
 
 
+def last_of(spec: RunSpec, who: str) -> str | None:
+    """URI of the last run that this person started from a spec whose name has a template; None if there is none."""
+    try:
+        return _recorded(open_store(spec.run.output), _start_record(f"{who}\n{spec.run.name}"))
+    except (NotFound, BadInput):
+        return None
+
+
 def _start_record(who: str) -> str:
     """Name, below the output, of the record that says which run somebody started from a name with a template."""
     return f".starts/{hashlib.sha256(who.encode()).hexdigest()[:16]}.json"

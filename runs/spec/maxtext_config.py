@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import Problem
+from ..masking import HIDDEN, looks_secret
 
 # Keys that the product sets, and the field of the spec that decides each. docs/spec.md lists them.
 OWNED: Mapping[str, str] = {
@@ -60,11 +61,6 @@ OWNED: Mapping[str, str] = {
     "base_config": "model.name",
 }
 
-_SECRET_KEY = re.compile(r"((^|_|-)token|api_?key|secret|passw(or)?d|credentials?)$", re.IGNORECASE)
-_SECRET_VALUE = re.compile(
-    r"\b(hf_[A-Za-z0-9]{20,}|gh[pousr]_\w{20,}|github_pat_\w{20,}|AIza[\w-]{30,}|ya29\.|sk-[\w-]{20,})|-----BEGIN "
-)
-
 _MOST_COMPARED = 20  # unknown keys; comparing one with all of MaxText's takes 10 ms
 
 # Keys with which this package computes; MaxText takes only whole numbers for them.
@@ -72,13 +68,6 @@ _WHOLE = re.compile(
     r"(ici|dcn)_\w+_parallelism|base_\w+_dim|base_num_\w+|head_dim|vocab_size|max_target_length|gradient_accumulation_steps"
 )
 _MESH = re.compile(r"(ici|dcn)_\w+_parallelism")
-
-
-def looks_secret(key: str, value: object) -> bool:
-    """Whether a value seems to be a credential, which must not get into files, arguments and reports."""
-    if not isinstance(value, str) or not value:
-        return False
-    return bool(_SECRET_KEY.search(key)) or bool(_SECRET_VALUE.search(value))
 
 
 @cache
@@ -185,7 +174,7 @@ def check_overrides(overrides: Mapping[str, Any]) -> list[Problem]:
     for key, value in overrides.items():
         path = f"train.maxtext.{key}"
         if looks_secret(key, value):
-            problems.append(Problem(path, "<hidden>", "looks like a credential; pass it by reference under `secrets`"))
+            problems.append(Problem(path, HIDDEN, "looks like a credential; pass it by reference under `secrets`"))
         elif key in OWNED:
             problems.append(Problem(path, value, f"is set by the product; use {OWNED[key]}"))
         elif known and key not in known:

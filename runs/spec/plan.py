@@ -20,6 +20,9 @@ NOT_FILES = ("synthetic",)
 # A checkpoint above this size goes through Pathways' persistence service instead of the head's memory.
 PERSISTENCE_ABOVE_GIB = 6.7
 
+# Parameters above which simulated slices take from seconds to minutes a step.
+_MANY_HERE = 100_000_000
+
 # After the suffix a shard may follow (`x.array_record-00000-of-00008`, `x.parquet*`), but no other suffix.
 _SUFFIX = re.compile(r"\.(parquet|array_?record)(?![\w.])")
 _GIB = 2.0**30
@@ -203,6 +206,9 @@ def make_plan(spec: RunSpec) -> Plan:
         notes.append(f"state needs {needed} a device, a chip has {there}: {cure}")
     if spec.platform == "gke" and colocated_python(spec):
         notes.append("with colocated Python a preempted slice is a lost one: Pathways cannot suspend and resume it")
+    if shape.generation == "sim" and memory is not None and memory.parameters > _MANY_HERE:
+        smaller = "set smaller dimensions in train.maxtext, as examples/local.yaml does"
+        notes.append(f"{memory.parameters:,} parameters are many for the CPU of one machine: {smaller}")
     if shape.generation == "sim":
         notes.append("simulated slices: processes of this machine, with CPU devices; figures are not TPU figures")
     hours = {

@@ -15,6 +15,7 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from ..errors import Problem
+from ..masking import HIDDEN, looks_secret
 from . import maxtext_config
 from .run_spec import LONGEST_NAME, RunSpec
 
@@ -147,8 +148,8 @@ def _shown(location: list[str | int], value: object) -> object:
     """The value for the message: None for a list or a mapping, ``<hidden>`` for a secret, long text cut."""
     if value is None or isinstance(value, (dict, list)):
         return None
-    if location[0] == "secrets" or maxtext_config.looks_secret(str(location[-1]), str(value)):
-        return "<hidden>"
+    if location[0] == "secrets" or looks_secret(str(location[-1]), str(value)):
+        return HIDDEN
     text = str(value)
     return f"{text[:_SHOWN]}..." if len(text) > _SHOWN else value
 

@@ -10,12 +10,12 @@ from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
 from ..errors import BadInput, Problem
+from ..masking import HIDDEN, looks_secret
 from . import gke_rules, maxtext_config, plan
 from .gate import METRICS, parse_gate
 from .run_spec import NAME_TEMPLATES, SPEC_SUFFIXES, RunSpec, is_bucket, is_spec_name
 
 _EXPORTED = ("qwen3",)
-_HIDDEN = "<hidden>"
 _BY_REFERENCE = "looks like a credential; pass it by reference under `secrets`"
 
 _BUCKET = re.compile(r"[a-z0-9]([a-z0-9._-]{0,220}[a-z0-9])?")
@@ -283,16 +283,16 @@ def _credentials(spec: RunSpec) -> Iterator[Problem]:
 
     def walk(path: str, key: str, value: Any) -> Iterator[Problem]:
         if isinstance(value, dict):
-            if maxtext_config.looks_secret(str(value.get("name", "")), value.get("value")):
-                yield Problem(f"{path}.value", _HIDDEN, _BY_REFERENCE)  # an environment variable in a patch
+            if looks_secret(str(value.get("name", "")), value.get("value")):
+                yield Problem(f"{path}.value", HIDDEN, _BY_REFERENCE)  # an environment variable in a patch
                 value = {k: v for k, v in value.items() if k != "value"}
             for name, inner in value.items():
                 yield from walk(f"{path}.{name}" if path else name, name, inner)
         elif isinstance(value, list):
             for index, inner in enumerate(value):
-                yield from walk(f"{path}.{index}", "", inner)
-        elif path not in seen and maxtext_config.looks_secret(key, value):
-            yield Problem(path, _HIDDEN, _BY_REFERENCE)
+                yield from walk(f"{path}.{index}", key, inner)
+        elif path not in seen and looks_secret(key, value):
+            yield Problem(path, HIDDEN, _BY_REFERENCE)
 
     yield from walk("", "", document)
 

@@ -7,6 +7,7 @@ from collections.abc import Collection, Mapping
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
+from .. import masking
 from ..errors import BadInput, Damaged
 
 if TYPE_CHECKING:
@@ -36,10 +37,9 @@ def canonical(value: Any) -> bytes:
 
 
 def dump(record: Mapping[str, Any]) -> bytes:
-    """A record as the bytes of its small file, with the schema added."""
-    return json.dumps(
-        {**record, "schema": SCHEMA}, sort_keys=True, indent=1, ensure_ascii=False, allow_nan=False
-    ).encode()
+    """A record as the bytes of its small file, with the schema added and credentials masked."""
+    whole = {**masking.mask_all(record), "schema": SCHEMA}
+    return json.dumps(whole, sort_keys=True, indent=1, ensure_ascii=False, allow_nan=False).encode()
 
 
 def digest(record: Mapping[str, Any]) -> str:
@@ -52,7 +52,7 @@ def digest(record: Mapping[str, Any]) -> str:
 
 def seal(record: Mapping[str, Any]) -> bytes:
     """As `dump`, with a digest of the content, which `load` checks."""
-    whole = {**record, "schema": SCHEMA}
+    whole = {**masking.mask_all(record), "schema": SCHEMA}
     return dump({**whole, DIGEST: digest(whole)})
 
 

@@ -48,6 +48,13 @@ def test_status_of_a_complete_run(complete: Case) -> None:
     assert rows["training"].startswith("ended, exit code 0")
     assert rows["step"].startswith("11 of 12")
     assert rows["slices"].startswith("released")
+    assert rows["model"] == f"{complete.uri}/export/11"
+    assert rows["held-out"].startswith("loss 1.0000 a token")
+    assert rows["gate"] == "ok   heldout.loss <= 1.5: 1.0"
+    found = json.loads(command("status", complete.uri, "--json").stdout)
+    assert found["export"] == {"step": 11, "model": f"{complete.uri}/export/11"}
+    assert (found["evaluation"]["heldout_loss"], found["gate"]["outcome"]) == (1.0, "passed")
+    assert (found["over"], found["resumable"], found["training"]["state"]) == (True, False, "ended")
 
 
 def test_logs_of_each_job(complete: Case) -> None:
@@ -161,6 +168,24 @@ def test_verify_names_a_record_that_was_changed(
     assert "it was changed or damaged; " in found
 
 
+def test_verify_goes_on_after_a_damaged_result(complete: Case) -> None:
+    """With one fault more, so that both are seen at once."""
+    paths = [Path(complete.uri, "result.json"), Path(complete.uri, "export/11/model.json")]
+    whole = {path: path.read_bytes() for path in paths}
+    for path in paths:
+        path.write_bytes(whole[path][:-3])
+    try:
+        done = command("verify", complete.uri)
+    finally:
+        for path, data in whole.items():
+            path.write_bytes(data)
+    assert done.returncode == ExitCode.BUG
+    lines = done.stdout.splitlines()
+    assert [line.split(":")[0] for line in lines[-3:]] == ["FAIL result", "FAIL export", "FAIL evaluation"]
+    assert "result.json" in lines[-3]
+    assert "model.json" in lines[-2]
+
+
 def test_verify_of_records_of_an_older_version(complete: Case) -> None:
     evaluation = next(Path(complete.uri).glob("evaluation/*.json"))
     paths = [evaluation, Path(complete.uri, "result.json"), Path(complete.uri, "export/11/manifest.json")]
@@ -213,6 +238,7 @@ def test_a_live_run_is_watched_and_a_slice_killed(make_case: MakeCase) -> None:
         status = command("status", case.uri).stdout
         assert "2 of 2 slices ready" in status
         assert "training (last heartbeat" in status
+        assert "nobody" not in status
         with Launcher(case, "logs", case.uri, "--follow", log="logs") as logs:
             before = {worker.pid for worker in case.workers()}
             done = command("kill-slice", case.uri, "1")

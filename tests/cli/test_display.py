@@ -12,6 +12,17 @@ from elastic_tpu.runs.record.status import SliceCount, Status
 FULL = "the claim cannot be renewed: /runs/r/claim.json: No space left on device"
 
 
+def test_a_process_that_resumes_tells_no_step_before_its_first() -> None:
+    begun = Status("r", 2, "n", phase="restoring", steps=60, slices=SliceCount(2, 2))
+    assert progress_text("train", Verdict("starting"), begun) == "train: restoring, slices 2 of 2"
+
+
+def test_a_recovery_does_not_contradict_its_slices() -> None:
+    back = Status("r", 1, "n", phase="waiting", step=46, steps=60, slices=SliceCount(3, 3), reason="slice 1 lost")
+    told = progress_text("train", Verdict("recovering", reason="slice 1 lost"), back)
+    assert told == "train: waiting, step 46 of 60, slices 3 of 3, recovering from: slice 1 lost"
+
+
 def status(phase: Any) -> Status:
     return Status("r", 1, "n", phase=phase, step=46, steps=60, slices=SliceCount(2, 2))
 

@@ -167,8 +167,24 @@ def test_acting_on_a_run_that_nobody_has_driven(make_case: MakeCase) -> None:
     assert (released.returncode, released.stdout) == (0, "nothing was held; nothing to release\n")
     _refused(command("logs", case.uri), "train has no attempt yet")
     verified = command("verify", case.uri)
-    assert verified.returncode == ExitCode.BUG
-    assert "FAIL checkpoints: none is proven" in verified.stdout
+    assert verified.returncode == 0
+    assert verified.stdout == "     no checkpoint is proven yet, so there is nothing to verify\n"
+
+
+@pytest.mark.parametrize("name", [c for c in COMMANDS if c not in ("plan", "run")])
+def test_a_spec_in_place_of_a_run(make_case: MakeCase, name: str) -> None:
+    more = ["0"] if name == "kill-slice" else []
+    case = make_case()
+    _refused(command(name, str(case.spec), *more), "is a spec", f"wants the directory of its run: {case.uri}")
+    assert not case.output.exists()
+
+
+def test_a_spec_with_a_template_in_place_of_a_run(make_case: MakeCase) -> None:
+    case = make_case(run={"name": "r-{datetime}"}, train={"steps": 2}, checkpoint={"every": 2})
+    _refused(command("status", str(case.spec)), f"below {case.output}, where `elastic-tpu run", "named r-{datetime}")
+    assert command("run", str(case.spec)).returncode == 0
+    (run,) = case.output.glob("r-*")
+    _refused(command("status", str(case.spec)), f"the directory of its run: {run}")
 
 
 def test_paths_in_a_spec_are_relative_to_it_and_a_run_to_the_user(make_case: MakeCase, tmp_path: Path) -> None:

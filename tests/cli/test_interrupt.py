@@ -36,6 +36,10 @@ def test_an_interrupt_saves_releases_and_the_next_run_resumes(make_case: MakeCas
     assert "Traceback" not in launcher.output
     with Launcher(case, log="again") as again:
         assert again.wait() == 0
+    so_far = f"step {status.step} of 250 done, newest proven checkpoint: {status.step}"
+    assert f"(going on with it: {so_far})" in again.output
+    assert "the trainer has ended" not in again.output.partition("trainer started")[0]  # the first one had
+    assert "step 0 of" not in again.output
     assert case.attempts() == [1, 2]
     assert case.events("train.first_step")[-1].step == status.step + 1  # from where it stopped, nothing twice
     assert case.final_state() == expected_state(250)
@@ -107,7 +111,15 @@ def test_cancel_by_command_ends_training_and_the_launcher_gives_back(make_case: 
     assert case.status.proven_step == case.status.step
     case.released()
     again = command("cancel", case.uri)
-    assert (again.returncode, again.stdout) == (0, "the run is over already; nothing to stop\n")
+    assert again.returncode == 0
+    assert again.stdout == (
+        "nothing of this run is going on, so there is nothing to stop\n"
+        f"the run is not complete; to go on with it:  elastic-tpu run {case.uri}\n"
+    )
+    told = " ".join(launcher.output.split())
+    assert f"not complete exit code 76: stopped by {case.claim.claim.holder}; step" in told  # type: ignore[union-attr]
+    assert "error" not in told
+    assert "bug" not in told
 
 
 def test_cancel_by_command_during_the_export(make_case: MakeCase) -> None:
@@ -129,8 +141,9 @@ def test_cancel_when_the_launcher_is_gone_says_how_to_give_back(make_case: MakeC
     case.supervisor().kill()
     until(lambda: case.claim and is_stale(case.claim, case.run.store.now()), "a stale claim")
     status = command("status", case.uri).stdout
-    assert "its driver is gone" in status
-    assert "failed the supervisor of the slices" in status
+    assert "nobody drives this run: the process of " in status
+    assert "failed: the supervisor of the slices" in status
+    assert "not running: train died together with its supervisor" in status
     done = command("cancel", case.uri)
     assert done.returncode == 0
     assert f"elastic-tpu release {case.uri}" in done.stdout

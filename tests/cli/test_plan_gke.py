@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 import yaml
+from elastic_tpu.cli.kubectl_yaml import dump_all
 from elastic_tpu.runs.errors import ExitCode
 from elastic_tpu.runs.spec.load import read_spec
 from elastic_tpu.runs.spec.run_spec import run_id
@@ -33,6 +35,50 @@ def test_manifests_of_the_example() -> None:
     assert [document["kind"] for document in (jobset, export, evaluate)] == ["JobSet", "Job", "Job"]
     proxy = jobset["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]["spec"]["initContainers"][1]
     assert "--xla_tpu_enable_data_parallel_all_reduce_opt=true" in proxy["args"]
+
+
+def test_the_json_has_the_manifests_in_it() -> None:
+    done = command("plan", EXAMPLE, "--manifests", "--json")
+    assert (done.returncode, done.stderr) == (0, "")
+    machine = json.loads(done.stdout)
+    assert machine.keys() == {"plan", "spec", "manifests"}
+    yaml_too = list(yaml.safe_load_all(command("plan", EXAMPLE, "--manifests").stdout))
+    assert machine["manifests"] == yaml_too
+
+
+NUMBERS = ["089", "3e-5", "010", "0x1f", "0o17", "0b1", "1_000", "1:30", "+1", "-5", ".5", ".inf", ".NaN", "2026-12-01"]
+WORDS = ["y", "N", "yes", "off", "True", "null", "~", "", "<<", "=", "a: b", "a #b", "two\nlines", "--flag=1", "/path"]
+
+
+@pytest.mark.parametrize("version", [(1, 1), (1, 2)])
+def test_text_is_text_to_every_version_of_yaml(version: tuple[int, int]) -> None:
+    from ruamel.yaml import YAML
+
+    document = {"args": [*NUMBERS, *WORDS], **dict.fromkeys(NUMBERS, 1), "number": 89, "rate": 3e-5}
+    text = dump_all([document])
+    reader = YAML(typ="safe", pure=True)
+    reader.version = version
+    assert reader.load(text) == document
+    assert yaml.safe_load(text) == document
+    plain = [line for line in text.splitlines() if line.removeprefix("- ") in (*NUMBERS, "y", "N")]
+    assert plain == []  # kubectl's reader follows neither version to the letter
+
+
+def test_limits_are_not_told_as_an_estimate(tmp_path: Path) -> None:
+    from elastic_tpu.tests.tools.small import document
+
+    path = tmp_path / "spec.yaml"
+    run = {"name": "demo-{datetime}", "output": str(tmp_path / "out")}
+    short = {"train": {"steps": 3}, "checkpoint": {"every": 2}, "slices": {"type": "sim-1x1", "count": 1}}
+    path.write_text(yaml.safe_dump(document(**inputs_in(tmp_path) | {"run": run} | short)))
+    done = command("plan", str(path))
+    assert (done.returncode, done.stderr) == (0, "")
+    rows = {line[:14].strip(): line[14:] for line in done.stdout.splitlines()}
+    assert rows["slice-hours"].startswith("at most 504 by limits.total (21d), a limit and no estimate")
+    assert rows["each slice"] == "topology 1x1, 1 VM, 1 chip, 1 device"
+    assert rows["run"] == f"{tmp_path}/out/demo-{{datetime}}"  # and no id: the one of a template is of no run
+    assert "note: the braces in run.name are filled in when the run starts: id and hash follow" in done.stdout
+    assert "note: 596,049,920 parameters are many" in done.stdout
 
 
 def test_long_lines_stay_whole(tmp_path: Path) -> None:

@@ -374,3 +374,19 @@ def test_a_damaged_record_keeps_no_slice_from_its_release(make_case: MakeCase, n
     done = command("release", case.uri)
     assert done.returncode == 0, done.stderr
     case.nothing_left()
+
+
+def test_a_secret_in_the_last_words_of_a_trainer_is_told_nowhere(make_case: MakeCase, tmp_path: Path) -> None:
+    token, value = "ghp_0123456789abcdefghij0", "open-sesame-of-mine"
+    words = f"GET https://bot:{token}@example.org/x?sig=Zm9vYmFyMTIz failed with $MY_TOKEN"
+    (tmp_path / "words").write_text(words)
+    spec = {"secrets": {"MY_TOKEN": {"env": "OF_MINE"}}}
+    case = make_case("--exit-at", "5:70", "--reason", str(tmp_path / "words"), **spec)
+    with Launcher(case, OF_MINE=value) as launcher:
+        assert launcher.wait() == ExitCode.BUG
+    assert "https://<hidden>@example.org/x?sig=<hidden> failed with <hidden>" in launcher.output
+    written = [path for path in Path(case.uri).rglob("*") if path.is_file() and path.name != "trainer.log"]
+    told = {str(path): path.read_bytes() for path in written} | {"the terminal": launcher.output.encode()}
+    for secret in (token, value, "Zm9vYmFyMTIz"):
+        assert [name for name, data in told.items() if secret.encode() in data] == []
+    assert any(name.endswith("report.html") for name in told)

@@ -16,7 +16,14 @@ import pytest
 from elastic_tpu import __version__
 from elastic_tpu.components import kfp as adapter
 from elastic_tpu.pipelines import describe
-from elastic_tpu.runs.errors import ElasticTPUError, ExitCode, HeldByAnother, Infrastructure, Unreachable
+from elastic_tpu.runs.errors import (
+    ElasticTPUError,
+    EndedOnRequest,
+    ExitCode,
+    HeldByAnother,
+    Infrastructure,
+    Unreachable,
+)
 from elastic_tpu.runs.judge.verdict import Verdict
 from elastic_tpu.tests.fakes.stage import ScriptedStage
 from elastic_tpu.tests.support import Case, Launcher, expected_state, lives, until
@@ -87,6 +94,7 @@ def test_sigterm_cancels_with_a_grace_that_a_rescheduled_step_undoes() -> None:
         (ElasticTPUError("a bug"), 70),
         (ValueError("unforeseen"), 70),
         (Infrastructure("network"), 75),
+        (EndedOnRequest("stopped by bob"), 76),
         (adapter.Terminated(), 143),
     ],
 )
@@ -101,7 +109,7 @@ def test_a_step_ends_with_the_exit_code_of_its_error(
     except SystemExit as end:
         ended = end.code
     assert ended == code
-    assert ("error: " in capsys.readouterr().out) == (code != 0)
+    assert ("error: " in capsys.readouterr().out) == (code not in (0, 76))  # a stop is none
     assert signal.getsignal(signal.SIGTERM) is before
 
 

@@ -152,6 +152,27 @@ MISTAKES: list[tuple[dict[str, Any], str]] = [
         ),
         "gke.head.spec.initContainers.0.env.0.value: '<hidden>', looks like",
     ),
+    (document(train={"maxtext": {"wandb_key": "x"}}), "train.maxtext.wandb_key: '<hidden>', looks like"),
+    (
+        document(local={"trainer": ["x", "--db", f"postgres://u:{TOKEN}@h/d"]}),
+        "local.trainer.2: '<hidden>', looks like",
+    ),
+    (
+        document(local={"trainer": ["x", "https://h/o?X-Goog-Signature=a1b2"]}),
+        "local.trainer.1: '<hidden>', looks like a credential",
+    ),
+    (
+        gke(
+            gke={
+                "head": {
+                    "spec": {
+                        "initContainers": [{"name": "pathways-rm", "args": ["Authorization: Bearer abcdefgh1234"]}]
+                    }
+                }
+            }
+        ),
+        "gke.head.spec.initContainers.0.args.0: '<hidden>', looks like",
+    ),
     (document(train={"maxtext": {"wandb_api_key": "x"}}), "train.maxtext.wandb_api_key: '<hidden>', looks like"),
 ]
 

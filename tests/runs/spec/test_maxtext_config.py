@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from elastic_tpu.runs.masking import looks_secret
 from elastic_tpu.runs.spec import maxtext_config
 from elastic_tpu.runs.spec.plan import maxtext_overrides
 from elastic_tpu.tests.tools.small import gke, spec
@@ -63,7 +64,7 @@ def test_whatever_the_product_sets_is_owned_or_a_default_that_may_be_overridden(
     ],
 )
 def test_credentials(key: str, value: object, secret: bool) -> None:
-    assert maxtext_config.looks_secret(key, value) is secret
+    assert looks_secret(key, value) is secret
 
 
 def test_a_credential_is_not_repeated() -> None:
