@@ -59,7 +59,9 @@ def progress_text(stage: str, verdict: Verdict, status: Status | None) -> str:
         return "train: the trainer has ended"
     if verdict.phase in ("recovering", "finishing") and status.phase in ("training", "saving"):
         return f"train: {verdict.phase}, {verdict.reason}"  # status.json is from the trainer that died
-    parts = [f"{status.phase}"]
+    parts: list[str] = [status.phase]
+    if status.doing:
+        parts.append(f"{status.doing}, {show_duration(status.doing_seconds)}")
     if status.step >= 0:  # before its first step a process that resumes has none to tell
         parts.append(f"step {status.step} of {status.steps}")
     if status.loss is not None:
@@ -73,7 +75,7 @@ def progress_text(stage: str, verdict: Verdict, status: Status | None) -> str:
     if status.reason and status.phase in ("waiting", "stopping"):
         # What a recovery is from: the slice that it names may be back.
         parts.append(f"recovering from: {status.reason}" if status.phase == "waiting" else status.reason)
-    if verdict.phase == "running" and verdict.reason and verdict.reason != status.reason:
+    if verdict.phase == "running" and verdict.reason and verdict.reason not in (status.reason, status.doing):
         parts.append(verdict.reason)
     return "train: " + ", ".join(parts)
 
@@ -125,7 +127,8 @@ class PlainDisplay:
             self._console.tell(f"{stamp}  {text}")
 
     def look(self, stage: str, verdict: Verdict, status: Status | None) -> None:
-        phase = f"{stage} {verdict.phase} {status.phase if status and stage == 'train' else ''}"
+        shown = f"{status.phase} {status.doing}" if status and stage == "train" else ""
+        phase = f"{stage} {verdict.phase} {shown}"
         if phase == self._last and time.monotonic() - self._said < _PLAIN_EVERY:
             return
         self._last, self._said = phase, time.monotonic()

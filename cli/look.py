@@ -100,6 +100,7 @@ def _training(run: Run, said: Status | None, now: datetime, seen: Observation | 
         "state": state,
         "why": why,
         "phase": said.phase if beat is not None else None,
+        "doing": said.doing,
         "attempt": said.attempt,
         "heartbeat_seconds": None if beat is None else round(beat, 1),
         "step": said.step,

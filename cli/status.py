@@ -108,7 +108,7 @@ def _training_rows(training: Mapping[str, Any]) -> list[tuple[str, str]]:
     beats = training["heartbeat_seconds"]
     ago = "" if beats is None else show_duration(beats)
     words = {
-        "alive": f"{phase} (last heartbeat {ago} ago)",
+        "alive": f"{phase}{', ' + training['doing'] if training['doing'] else ''} (last heartbeat {ago} ago)",
         "silent": f"no heartbeat for {ago}; its last word was {phase}",
         "gone": f"not running: {why}",
         "ended": f"ended, exit code {training['exit']} ({exit_words(training['exit'])})",

@@ -15,10 +15,12 @@ import jinja2
 import yaml
 from markupsafe import Markup
 
+from ..runs.record import paths
 from ..runs.record.recovery_events import RECOVERY_PARTS
 from ..runs.units import GIB, show_duration, show_size
 from .chart import Mark, is_logarithmic, loss_chart
-from .story import Story
+from .run_records import AttemptRow
+from .story import Curve, Story
 from .timeline import Timeline
 
 _FOLDER = Path(__file__).parent
@@ -39,6 +41,7 @@ def page(story: Story) -> str:
             records=records,
             plan=records.plan,
             charts={name: Markup(loss_chart(curve, marks, steps, *size)) for name, size in sizes.items()},
+            speed_charts=_speed_charts(story, steps),
             logarithmic=bool(sizes) and is_logarithmic(curve),
             ticks=_ticks(story.timeline) if story.timeline else [],
             parts=RECOVERY_PARTS,
@@ -49,6 +52,13 @@ def page(story: Story) -> str:
             style=Markup((_FOLDER / "page.css").read_text(encoding="utf-8")),
         )
     )
+
+
+def _speed_charts(story: Story, steps: int) -> dict[str, Markup]:
+    """Step time over steps, without the recoveries: a stretch's first step has no time."""
+    line = Curve(kept=story.step_times, repeated=())
+    sizes = {"wide": (940, 200), "narrow": (350, 200)} if story.speed and len(line.finite) > 1 else {}
+    return {name: Markup(loss_chart(line, [], steps, *size)) for name, size in sizes.items()}
 
 
 def _environment() -> jinja2.Environment:
@@ -66,8 +76,14 @@ def _environment() -> jinja2.Environment:
         "size": show_size,
         "words": lambda name: str(name).replace("_", " "),
     }
-    environment.globals |= {"share": _share, "GIB": GIB}
+    environment.globals |= {"share": _share, "GIB": GIB, "log_of": _log_of}
     return environment
+
+
+def _log_of(attempt: AttemptRow) -> str:
+    """The log of an attempt, relative to the page."""
+    name = "trainer" if attempt.job == "train" else attempt.job
+    return f"{paths.attempts(attempt.job)}/{attempt.number}/{name}.log"
 
 
 def show_time(when: datetime | None) -> str:

@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from itertools import pairwise
+from statistics import median
 from typing import Literal
 
 from ..runs.errors import ExitCode, exit_words
@@ -47,6 +49,14 @@ class Curve:
 
 
 @dataclass(frozen=True)
+class Speed:
+    """Median wall seconds of a step, and tokens a second: global batch times sequence, padding too; None if unknown."""
+
+    step_seconds: float
+    tokens_per_second: float | None
+
+
+@dataclass(frozen=True)
 class Checkpoint:
     """A checkpoint that was saved: what became of it, and its proof.
 
@@ -72,6 +82,8 @@ class Story:
     headline: Headline
     simulated: bool
     curve: Curve
+    step_times: tuple[Loss, ...]
+    speed: Speed | None
     goodput: Goodput
     recovering: RecoveryStarted | None
     timeline: Timeline | None
@@ -86,6 +98,8 @@ def tell(records: Records) -> Story:
         headline=headline(records),
         simulated=is_simulated(records.spec.traits, records.events),
         curve=curve(records.losses),
+        step_times=step_times(records.losses),
+        speed=speed(records),
         goodput=spent,
         recovering=_recovering(records),
         timeline=timeline(records.events, _ends(records.attempts), end_of(records)),
@@ -132,6 +146,30 @@ def curve(losses: Sequence[Loss]) -> Curve:
         if lost:
             repeated.insert(0, tuple(counts[-1:] + lost))
     return Curve(tuple(kept), tuple(repeated))
+
+
+def step_times(losses: Sequence[Loss]) -> tuple[Loss, ...]:
+    """Wall seconds a step, by step, between losses that follow one another; a later try of a step replaces an earlier.
+
+    A stretch's first step has none: before it came a start or a recovery.
+    """
+    found = {}
+    for before, point in pairwise(losses):
+        if before.step < point.step:
+            seconds = (point.time - before.time) / (point.step - before.step)
+            found[point.step] = Loss(point.step, max(0.0, seconds), point.time)
+    return tuple(found[step] for step in sorted(found))
+
+
+def speed(records: Records) -> Speed | None:
+    """How fast the run trains; None before it has done two steps in a row."""
+    seconds = [p.loss for p in step_times(records.losses) if p.loss]
+    if not seconds:
+        return None
+    step, plan = median(seconds), records.plan
+    length = plan.sequence_length if plan else None
+    tokens = plan.global_batch * length / step if plan and length else None
+    return Speed(step, tokens)
 
 
 def headline(records: Records) -> Headline:

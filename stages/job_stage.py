@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from ..runs.errors import ElasticTPUError, EndedOnRequest, ExitCode, Infrastructure
 from ..runs.judge.verdict import Observation, Verdict, judge
 from ..runs.units import show_duration
-from .report_hook import reported
+from .report_hook import reported, write_report
 from .results import PROOFS, RESULTS, StageResult, error_of, last_stage
 from .retry import waits_for_answer
 from .stage_claim import StageClaim
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from ..runs.record.status import Status
     from .stage import JobStep
 
+_REPORT_EVERY = 15.0  # seconds, at least, between two reports of a job that goes on
 _STOP_WAIT = 600.0  # seconds a submit waits for a trainer that was told to stop
 
 
@@ -43,6 +44,8 @@ class JobStage:
         self._proof = PROOFS[step.name]
         self._verdict: Verdict | None = None
         self._told = ""
+        self._in_report = (0, -1)  # recoveries and newest proven step that the report tells of
+        self._reported_at = float("-inf")
 
     def submit(self) -> None:
         if self.step.claim == "take":
@@ -73,6 +76,8 @@ class JobStage:
             value, why = self._proof(self.run)
             proven = value is not None
         status = self._status()
+        if status is not None:
+            self._report(status)
         verdict = judge(self.name, seen, status, proven, why)
         if stopped and verdict.act == "relaunch" and seen.exit_code is None:
             # Do not restart: the exit was not observed, so the stop may have been obeyed.
@@ -135,6 +140,13 @@ class JobStage:
         return (self.name == "export" and not self.run.spec.export) or (
             self.name == "evaluate" and not self.run.spec.evaluate
         )
+
+    def _report(self, status: Status) -> None:
+        """Write the report anew at each recovery and proven checkpoint, not more often than every 15 s."""
+        news = (status.recovery, -1 if status.proven_step is None else status.proven_step)
+        if news > self._in_report and time.monotonic() - self._reported_at > _REPORT_EVERY:
+            self._in_report, self._reported_at = news, time.monotonic()
+            write_report(self)
 
     def _look(self) -> Observation:
         """Observe the job, and free its stuck pods if it has any: nothing else does while the run goes on."""

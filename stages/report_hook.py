@@ -1,4 +1,4 @@
-"""Every stage's `collect` writes report.html; the last one wins.
+"""Every stage's `collect` writes report.html, and training at each recovery and proven checkpoint; the last one wins.
 
 It is written after a failure too, when it is needed most. If it cannot be written, the stage warns and goes on.
 Standard library only at import, as all of this package.
@@ -29,19 +29,20 @@ def reported(collect: Callable[[S], R]) -> Callable[[S], R]:
         except HeldByAnother:
             raise  # a stage whose claim is refused changes nothing
         except ElasticTPUError:
-            _write(stage)
+            write_report(stage)
             raise
-        _write(stage)
+        write_report(stage)
         return result
 
     return wrapper
 
 
-def _write(stage: Any) -> None:
+def write_report(stage: Any) -> None:
+    """Write the report of a stage's run; what stands in the way is told, and changes nothing for the stage."""
     run: Run = stage.run
     try:
-        from ..report.report import write_report
+        from ..report import report
 
-        write_report(run)
+        report.write_report(run)
     except Exception as error:  # whatever it is, the stage's result stands
         stage._tell(f"warning: report.html could not be written: {type(error).__name__}: {error}")

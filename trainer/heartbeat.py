@@ -80,7 +80,7 @@ class Heartbeat:
         self._closed = self._left = False
         self._thread = threading.Thread(target=self._loop, name="heartbeat", daemon=True)
         self._reached_at = clock()
-        self._phase_since = clock()
+        self._phase_since = self._doing_since = clock()
         self._progress_at = clock()
         self._stop_seen: tuple[str, float] | None = None
         self._took_at = clock()
@@ -107,11 +107,15 @@ class Heartbeat:
         return before
 
     def update(self, **changes: Any) -> None:
-        """Say where training is; a change of phase is written at once."""
+        """Say where training is; a change of phase, or of what takes long in it, is written at once."""
         with self._state:
             phase = changes.get("phase", self._status.phase)
             if phase != self._status.phase:
                 self._phase_since = self._progress_at = self._clock()
+                self._wake.put(None)
+                changes.setdefault("doing", "")
+            if changes.get("doing", self._status.doing) != self._status.doing:
+                self._doing_since = self._clock()
                 self._wake.put(None)
             if changes.get("step", self._status.step) != self._status.step:
                 self._progress_at = self._clock()
@@ -200,7 +204,7 @@ class Heartbeat:
                 try:
                     item = store.read(paths.STATUS)
                 except NotFound:
-                    self._generation = store.create(paths.STATUS, self._status.dump())
+                    self._generation = store.create(paths.STATUS, self._dump())
                     return before
                 there = self._load(item)
                 if there is not None and there.nonce == self._status.nonce:  # our own write, whose answer was lost
@@ -208,7 +212,7 @@ class Heartbeat:
                     return before
                 self._unknown_before |= there is None
                 before = there or before
-                self._generation = store.replace(paths.STATUS, self._status.dump(), item.generation)
+                self._generation = store.replace(paths.STATUS, self._dump(), item.generation)
                 return before
             except (Exists, Changed):
                 continue  # a beat of an earlier trainer, or the start of another one: read again
@@ -249,13 +253,17 @@ class Heartbeat:
         assert self._generation is not None
         store = self._run.store
         try:
-            return store.replace(paths.STATUS, self._status.dump(), self._generation)
+            return store.replace(paths.STATUS, self._dump(), self._generation)
         except Changed:
             item = store.read(paths.STATUS)
             there = self._load(item)
             if there is not None and there.nonce != self._status.nonce:
                 raise
-            return store.replace(paths.STATUS, self._status.dump(), item.generation)
+            return store.replace(paths.STATUS, self._dump(), item.generation)
+
+    def _dump(self) -> bytes:
+        seconds = self._clock() - self._doing_since if self._status.doing else 0.0
+        return dataclasses.replace(self._status, doing_seconds=round(seconds, 1)).dump()
 
     def _exit(self, code: ExitCode) -> None:
         self._closed = self._left = True
@@ -309,4 +317,5 @@ class Heartbeat:
 
     def _end_status(self, code: int, reason: str, **changes: Any) -> None:
         with self._state:
-            self._status = dataclasses.replace(self._status, phase="ended", exit=int(code), reason=reason, **changes)
+            ended = {"phase": "ended", "exit": int(code), "reason": reason, "doing": ""}
+            self._status = dataclasses.replace(self._status, **ended, **changes)

@@ -37,7 +37,8 @@ def measure(events: Sequence[Event], end: datetime) -> Goodput:
     """Account for the time from the moment all slices were first ready until `end`.
 
     The first step of a process or of a recovery holds the compilation, so it counts as start or recovery, not as
-    training. What events do not explain is `other`. Where they add up to more than the total (of a process that died
+    training. A later process that recovers nothing starts as well: from its `attempt.started` to its first step. What
+    events do not explain is `other`. Where they add up to more than the total (of a process that died
     they hold estimates), the excess is taken off training, then off the kinds before it.
     """
     ready = [e.time for e in events if e.kind == "slice.ready" and e.data.get("all")]
@@ -46,23 +47,41 @@ def measure(events: Sequence[Event], end: datetime) -> Goodput:
     done = finished_recoveries(events)
     firsts = [e for e in events if e.kind == "train.first_step"]
     first = min((e.time for e in firsts), default=end)
-    later = sum(_seconds(e, "seconds") for e in firsts[1:])
+    # Of a recovery in a new process no first step is told, so these are starts after an end in order.
+    starts = [_start_before(e, events) for e in firsts[1:]]
+    later = sum(_seconds(e, "seconds") for e, start in zip(firsts[1:], starts, strict=True) if start is None)
+    in_start = sum(_seconds(e, "seconds") for e, start in zip(firsts, [begin, *starts], strict=False) if start)
     trained = sum(RecoveryStarted.of(e).trained_seconds for e in events if e.kind == RecoveryStarted.KIND)
     trained += sum(_seconds(e, "trained_seconds") for e in events if e.kind == "train.stopped")
     repeated = sum(r.repeated_seconds for r in done)
     # Recoveries from losses before the run's first step lie inside the time until that step.
     early = sum(r.total_seconds for r in done if r.time is not None and r.time <= first)
     spent = {"start": (first - begin).total_seconds() - early}
+    spent["start"] += sum(
+        (e.time - start).total_seconds() for e, start in zip(firsts[1:], starts, strict=True) if start
+    )
     spent |= {part: sum(r.seconds[part] for r in done) for part in RECOVERY_PARTS}
     spent["first_step"] += later
     spent["repeated"] = repeated
-    spent["training"] = trained - repeated - spent["first_step"] - sum(_seconds(e, "seconds") for e in firsts[:1])
+    spent["training"] = trained - repeated - spent["first_step"] - in_start
     left, kinds = total, {}
     for kind, seconds in spent.items():
         kinds[kind] = round(min(left, max(0.0, seconds)), 3)
         left = max(0.0, left - kinds[kind])
     kinds["other"] = round(left, 3)
     return Goodput(total, kinds["training"], kinds, tuple(done))
+
+
+def _start_before(first_step: Event, events: Sequence[Event]) -> datetime | None:
+    """When the process of this first step started; None if that was not told."""
+    return max(
+        (
+            e.time
+            for e in events
+            if e.kind == "attempt.started" and e.writer == first_step.writer and e.time <= first_step.time
+        ),
+        default=None,
+    )
 
 
 def _seconds(event: Event, name: str) -> float:

@@ -150,6 +150,8 @@ def _alive(seen: Observation, status: Status | None) -> Verdict:
     reason = "; ".join(dict.fromkeys(words for words in (status.reason, seen.detail) if words))
     if not reason and (phase == "recovering" or status.phase == "waiting"):
         reason = f"{status.slices.active} of {status.slices.wanted} slices"
+    if not reason and phase != "finishing":
+        reason = status.doing  # without its seconds, which change with each look
     return Verdict(phase, reason=reason, evidence=seen.evidence)
 
 

@@ -48,6 +48,8 @@ class Status:
       reason: why the trainer waits or has ended, in words.
       exit: exit code, once the phase is ended.
       trained_seconds: wall seconds in steps since the last recovery or the start of the process.
+      doing: what takes long in this phase, in words (`importing MaxText`); empty if nothing does.
+      doing_seconds: since when, as of this beat.
     """
 
     run_id: str
@@ -65,6 +67,8 @@ class Status:
     reason: str = ""
     exit: int | None = None
     trained_seconds: float = 0.0
+    doing: str = ""
+    doing_seconds: float = 0.0
 
     def dump(self) -> bytes:
         """As the bytes of status.json; a number that is not finite is written as null."""

@@ -54,6 +54,7 @@ class Plan:
     vms: int
     devices: int
     global_batch: int
+    sequence_length: int | None
     memory: Memory | None
     persistence: bool
     persistence_reason: str
@@ -225,6 +226,7 @@ def make_plan(spec: RunSpec) -> Plan:
         chips=shape.chips * spec.slices.count,
         vms=shape.vms * spec.slices.count,
         devices=devices,
+        sequence_length=int(_number(keys.get("max_target_length"))) or None,
         global_batch=int(_number(keys.get("per_device_batch_size")) * devices * accumulation),
         memory=memory,
         persistence=persistence,

@@ -17,6 +17,15 @@ def test_a_process_that_resumes_tells_no_step_before_its_first() -> None:
     assert progress_text("train", Verdict("starting"), begun) == "train: restoring, slices 2 of 2"
 
 
+def test_what_takes_long_is_named_with_its_seconds() -> None:
+    importing = Status("r", 1, "n", steps=60, doing="importing MaxText", doing_seconds=12.3)
+    verdict = Verdict("starting", reason="importing MaxText")
+    assert progress_text("train", verdict, importing) == "train: starting, importing MaxText, 12 s"
+    first = Status("r", 1, "n", phase="training", step=-1, steps=60, doing="compiling the first step", doing_seconds=61)
+    told = progress_text("train", Verdict("running", reason="compiling the first step"), first)
+    assert told == "train: training, compiling the first step, 1 min 1 s"
+
+
 def test_a_recovery_does_not_contradict_its_slices() -> None:
     back = Status("r", 1, "n", phase="waiting", step=46, steps=60, slices=SliceCount(3, 3), reason="slice 1 lost")
     told = progress_text("train", Verdict("recovering", reason="slice 1 lost"), back)

@@ -12,7 +12,7 @@ import pytest
 from elastic_tpu.report import report
 from elastic_tpu.report.page import page
 from elastic_tpu.report.run_records import AttemptRow, Records
-from elastic_tpu.report.story import account, checkpoints, curve, headline, tell
+from elastic_tpu.report.story import account, checkpoints, curve, headline, step_times, tell
 from elastic_tpu.report.timeline import timeline
 from elastic_tpu.runs.judge import goodput
 from elastic_tpu.runs.record import loss_log, paths, proof
@@ -23,6 +23,7 @@ from elastic_tpu.runs.record.result import TrainingResult
 from elastic_tpu.runs.record.run import Run
 from elastic_tpu.runs.record.status import SliceCount, Status
 from elastic_tpu.runs.spec.gate import evaluate_gate
+from elastic_tpu.runs.spec.plan import make_plan
 from elastic_tpu.runs.store import records
 from elastic_tpu.tests.tools import small
 
@@ -339,6 +340,34 @@ def test_the_page_stands_alone_and_is_small() -> None:
     assert "url(" not in text
     assert "@import" not in text
     assert len(text) < 200_000
+
+
+def test_only_the_page_of_a_run_that_goes_on_reloads_itself_and_each_says_as_of_when() -> None:
+    live, over = laid_out(of()), laid_out(of(result=RESULT))
+    reloads = [("meta", {"http-equiv": "refresh", "content": "30"})]
+    assert [tag for tag in live.tags if tag[1].get("http-equiv") == "refresh"] == reloads
+    assert [tag for tag in over.tags if tag[1].get("http-equiv") == "refresh"] == []
+    assert live.fields["asof"].startswith("As of 2026-01-31 12:00:42 UTC; written anew")
+    assert over.fields["asof"] == "As of 2026-01-31 12:00:42 UTC"
+
+
+def test_the_log_of_each_attempt_is_a_link_beside_the_page() -> None:
+    found = laid_out(of(attempts=(AttemptRow("train", 2), AttemptRow("export", 1))))
+    links = [values["href"] for tag, values in found.tags if tag == "a"]
+    assert links == ["attempts/2/trainer.log", "jobs/export/1/export.log"]
+
+
+def test_step_times_leave_out_recoveries_and_give_tokens_a_second() -> None:
+    # Steps of 2 s; step 2 is lost, and done again after a recovery of 100 s, in 4 s.
+    times = [(0, 10.0), (1, 12.0), (2, 14.0), (2, 114.0), (3, 118.0)]
+    losses = tuple(Loss(step, 1.0, when) for step, when in times)
+    assert [(p.step, p.loss) for p in step_times(losses)] == [(1, 2.0), (2, 2.0), (3, 4.0)]
+    plan = make_plan(small.spec())
+    found = tell(of(losses=losses, plan=plan)).speed
+    assert found is not None
+    assert found.step_seconds == 2.0
+    assert found.tokens_per_second == plan.global_batch * 2048 / 2.0  # MaxText's own max_target_length
+    assert "tokens/s" in laid_out(of(losses=losses, plan=plan)).fields["speed"]
 
 
 def test_simulated_slices_are_called_simulated_and_others_are_not() -> None:

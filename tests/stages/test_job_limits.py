@@ -144,3 +144,29 @@ def test_a_drained_step_keeps_its_jobs_place_in_the_queue(make_stage: MakeStage,
     stage.submit()
     assert stage.cancel(300.0)
     assert not shown.cancelled
+
+
+def test_the_report_is_written_anew_at_a_recovery_and_a_proven_checkpoint(
+    make_stage: MakeStage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 1000.0
+    monkeypatch.setattr("elastic_tpu.stages.job_stage.time.monotonic", lambda: now)
+    said = Status("r", 1, "n", phase="training", step=5, steps=60)
+    stage, _ = make_stage(Observation("running"), status=said)
+    store = stage.run.store
+
+    def report_after(**changes: Any) -> bool:
+        nonlocal now
+        now += 16.0
+        store.put("report.html", b"old")
+        store.put(paths.STATUS, replace(said, **changes).dump())
+        stage.poll()
+        return store.read("report.html").data != b"old"
+
+    assert not report_after(step=6)
+    assert report_after(proven_step=10)
+    assert not report_after(proven_step=10, step=12)
+    assert report_after(proven_step=10, recovery=1)
+    now -= 15.0  # so that the next news comes a second later
+    assert not report_after(proven_step=20, recovery=1)
+    assert report_after(proven_step=20, recovery=1)  # told with the next look, not lost

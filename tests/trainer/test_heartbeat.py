@@ -105,6 +105,22 @@ def another(store: MemoryStore, **changes: Any) -> Status:
 # -- the fence ----------------------------------------------------------------------------------------------------
 
 
+def test_what_takes_long_is_told_with_its_seconds_until_the_phase_ends() -> None:
+    trainer = Trainer()
+    trainer.beat.start()
+    trainer.beat.update(doing="importing MaxText")
+    trainer.advance(12.0)
+    trainer.beat.beat()
+    assert (trainer.status().doing, trainer.status().doing_seconds) == ("importing MaxText", 12.0)
+    trainer.beat.update(doing="reading data")
+    trainer.advance(3.0)
+    trainer.beat.beat()
+    assert (trainer.status().doing, trainer.status().doing_seconds) == ("reading data", 3.0)
+    trainer.beat.update(phase="waiting")
+    trainer.beat.beat()
+    assert (trainer.status().doing, trainer.status().doing_seconds) == ("", 0.0)
+
+
 def test_a_beat_says_where_training_is() -> None:
     trainer = Trainer().started(phase="training", step=7, loss=float("nan"), eta=float("inf"))
     said = trainer.status()

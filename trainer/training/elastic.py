@@ -104,7 +104,8 @@ class ElasticTraining:
         now = time.monotonic()
         if self._recovering is not None:
             self._recovering.ready = now
-        self._beat.update(phase="restoring", slices=SliceCount(len(active), self._spec.slices.count), reason="")
+        slices = SliceCount(len(active), self._spec.slices.count)
+        self._beat.update(phase="restoring", slices=slices, reason="", doing="proving the newest checkpoints")
         self._proven = self._prover.settle()
         self._first_of_attempt = True
         self._times = StepTimes()
@@ -116,6 +117,7 @@ class ElasticTraining:
         if self._proven is not None and self._proven >= self._spec.train.steps - 1:
             self._beat.update(step=self._proven)  # a slice was lost after the last save; nothing is left to train
             return
+        self._beat.update(doing="setting up MaxText's model and data")
         try:
             if self._configured is None or self._configured[0] != devices:
                 config, recorder = self._maxtext.initialize(list(self._arguments))
@@ -195,10 +197,12 @@ class ElasticTraining:
     def before_restore(self) -> None:
         """Confirm the fence before anything is read."""
         self._beat.confirm()
+        if self._proven is not None:
+            self._beat.update(doing=f"restoring step {self._proven}")
 
     def after_restore(self) -> None:
         """MaxText compiles next."""
-        self._beat.update(phase="compiling")
+        self._beat.update(phase="compiling", doing="reading the first data")
 
     def iteration(
         self,
@@ -263,7 +267,7 @@ class ElasticTraining:
         if self._recovering is not None:
             self._recovering.training, self._recovering.restored = now, step - 1
         self._session.event("train.restored", step=step - 1) if step else None
-        self._beat.update(phase="training", step=step - 1)
+        self._beat.update(phase="training", step=step - 1, doing="compiling and running the first step")
         live = sum(len(self._manager.slice_to_devices[i]) for i in self._manager.active_slice_indices)
         maxtext_patches.check_first_batch(variables["data_loader"], fixed["config"], live)
         self._prover.resume()
@@ -309,7 +313,7 @@ class ElasticTraining:
             self._before = None  # past the step that failed
 
     def _after_first_step(self, step: int, seconds: float, now: float) -> None:
-        self._beat.update(step=step, step_seconds=None, trained_seconds=round(self._times.total, 3))
+        self._beat.update(step=step, step_seconds=None, doing="", trained_seconds=round(self._times.total, 3))
         recovering, self._recovering = self._recovering, None
         if recovering is None or recovering.reached < 0:
             self._session.event("train.first_step", step=step, seconds=0.0 if recovering else round(seconds, 3))

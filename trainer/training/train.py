@@ -57,9 +57,11 @@ def _train(session: TrainerSession) -> int:
             f"proven checkpoint; the logs are in {run.path(paths.attempts('train'))}"
         )
     began = time.monotonic()
+    session.heartbeat.update(doing="importing JAX and looking for its devices")
     from . import hardware
 
     slices = hardware.prepare(run, session.event)
+    session.heartbeat.update(doing="importing MaxText")
     from . import maxtext_patches
     from .elastic import ElasticTraining
 

@@ -107,6 +107,20 @@ def test_a_later_start_that_recovers_nothing_compiles_too() -> None:
     assert (kinds["start"], kinds["training"], kinds["first_step"], kinds["other"]) == (20, 20, 10, 10)
 
 
+def test_a_later_start_counts_as_start_from_its_process_on() -> None:
+    story = [
+        event(0, "slice.ready", all=True),
+        event(2, "attempt.started"),
+        event(20, "train.first_step", seconds=10),
+        event(30, "train.stopped", trained_seconds=20),
+        event(40, "attempt.started"),
+        event(50, "train.first_step", seconds=10),
+        event(60, "train.stopped", trained_seconds=20),
+    ]
+    kinds = measure(story, NOON + timedelta(seconds=60)).seconds_by_kind
+    assert (kinds["start"], kinds["training"], kinds["first_step"], kinds["other"]) == (30, 20, 0, 10)
+
+
 @pytest.mark.parametrize(
     ("story", "end", "total", "ratio"),
     [

@@ -126,6 +126,7 @@ NO_NODE = "0 of 3 slices ready; slices 0, 1, 2: no node for the pod"
         ("starting", "", status("waiting"), "2 of 3 slices"),
         ("running", NO_NODE, status("waiting", recovery=1, reason="slice 1 lost"), f"slice 1 lost; {NO_NODE}"),
         ("running", NO_NODE, status("restoring", recovery=1), NO_NODE),
+        ("running", "", status("starting", doing="importing MaxText", doing_seconds=9), "importing MaxText"),
         ("running", "", status("waiting", recovery=1, reason="slice 1 lost"), "slice 1 lost"),
     ],
 )
