@@ -317,5 +317,6 @@ class Heartbeat:
 
     def _end_status(self, code: int, reason: str, **changes: Any) -> None:
         with self._state:
-            ended = {"phase": "ended", "exit": int(code), "reason": reason, "doing": ""}
-            self._status = dataclasses.replace(self._status, **ended, **changes)
+            self._status = dataclasses.replace(
+                self._status, phase="ended", exit=int(code), reason=reason, doing="", **changes
+            )
