@@ -50,8 +50,9 @@ def plan(source: str, as_json: bool, with_manifests: bool = False) -> None:
     if memory is not None:
         size = f"{memory.parameters:,} parameters; weights {show_size(memory.parameters_gib * GIB)}, "
         size += f"optimizer {show_size(memory.optimizer_gib * GIB)}"
-        per_device = f", {show_size(memory.per_device_gib * GIB)} a device" if memory.per_device_gib else ""
-        rows.append(("memory", size + per_device))
+        per_device = f"; state {show_size(memory.per_device_gib * GIB)} a device" if memory.per_device_gib else ""
+        step = f", a step about {show_size(memory.step_gib * GIB)}" if memory.step_gib else ""
+        rows.append(("memory", size + per_device + step))
     if spec.platform == "gke" and spec.gke is not None:
         rows.append(("cluster", f"{_cluster(spec.gke)}, namespace {spec.gke.namespace}"))
     rows += [

@@ -13,11 +13,15 @@ from glob import glob
 from pathlib import Path
 from typing import IO, Any
 
+import psutil
+
 from .. import extras
 from ..errors import Problem
+from ..units import GIB
 from . import file_contents, maxtext_config
-from .plan import NOT_FILES, data_kind
-from .run_spec import is_bucket
+from .memory import shortage
+from .plan import NOT_FILES, data_kind, memory_of, shape_of
+from .run_spec import RunSpec, is_bucket
 
 _TOKENIZER = "tokenizer.json"
 _SHOWN = 10  # files of a data set whose problems are told
@@ -51,6 +55,21 @@ def problems(document: Mapping[str, Any]) -> list[Problem]:
         wrong = {problem.path for problem in found}
         found += [p for p in (*_contents(document), *_tokenizer(document)) if p.path not in wrong]
     return found
+
+
+def machine_gib() -> float:
+    """Memory of this machine."""
+    return float(psutil.virtual_memory().total / GIB)
+
+
+def machine_problems(spec: RunSpec) -> list[Problem]:
+    """Whether simulated slices certainly do not fit into this machine's memory, which all their devices share."""
+    if spec.platform != "local" or spec.local.trainer:
+        return []
+    shape = shape_of(spec)
+    needed = memory_of(spec, shape)
+    certain, why = shortage(needed, machine_gib(), shape.devices * spec.slices.count) if needed else (False, "")
+    return [Problem("train.maxtext", None, why)] if certain else []
 
 
 def unread(document: Mapping[str, Any]) -> list[str]:

@@ -58,6 +58,7 @@ def read_spec(source: str, environ: Mapping[str, str] = os.environ, *, with_inpu
         missing = input_files.problems(resolved)
     try:
         spec, found = check(resolved), []
+        found += input_files.machine_problems(spec) if with_inputs else []
     except BadInput as error:
         found = _others(error.problems, of_paths)
     found += of_paths

@@ -12,6 +12,7 @@ from typing import Any
 
 from ..units import GIB, show_size
 from . import maxtext_config, tpu
+from .memory import Memory, estimate, shortage
 from .run_spec import RunSpec
 
 # Data sets that MaxText makes itself.
@@ -25,18 +26,6 @@ _MANY_HERE = 100_000_000
 
 # After the suffix a shard may follow (`x.array_record-00000-of-00008`, `x.parquet*`), but no other suffix.
 _SUFFIX = re.compile(r"\.(parquet|array_?record)(?![\w.])")
-_GIB = 2.0**30
-
-
-@dataclass(frozen=True)
-class Memory:
-    """Bytes of one copy of the train state, in GiB."""
-
-    parameters: int
-    parameters_gib: float
-    optimizer_gib: float
-    checkpoint_gib: float
-    per_device_gib: float | None
 
 
 @dataclass(frozen=True)
@@ -90,59 +79,17 @@ def colocated_python(spec: RunSpec) -> list[str]:
     return [key for key in ("colocated_python_data_input", "colocated_python_checkpointing") if keys.get(key)]
 
 
-def fsdp_ways(keys: Mapping[str, Any], devices: int, slices: int) -> int | None:
-    """Devices that MaxText's fsdp axis spans over all slices; None when the axes do not multiply to the devices."""
-
-    def fill(prefix: str, total: int) -> int | None:
-        axes = {k: int(v) for k, v in keys.items() if re.fullmatch(rf"{prefix}_\w+_parallelism", k) and v is not None}
-        known = 1
-        for value in axes.values():
-            known *= value if value != -1 else 1
-        open_axes = [k for k, v in axes.items() if v == -1]
-        if known == 0 or total % known or (not open_axes and known != total) or len(open_axes) > 1:
-            return None
-        fsdp = axes.get(f"{prefix}_fsdp_parallelism", 1)
-        return total // known if fsdp == -1 else fsdp
-
-    inner = fill("ici", devices)
-    outer = fill("dcn", slices) if slices > 1 else 1
-    return None if inner is None or outer is None else inner * outer
+def hbm_of_device(shape: tpu.SliceShape) -> float:
+    """GiB of a JAX device: some chips are two of them."""
+    return shape.hbm_gib_per_chip * shape.chips / shape.devices
 
 
-def parameter_count(keys: Mapping[str, Any]) -> int | None:
-    """Parameters of a decoder with gated MLP and optional experts, from MaxText's keys; None if a key is missing."""
-    try:
-        emb, layers = int(keys["base_emb_dim"]), int(keys["base_num_decoder_layers"])
-        heads, kv, dim = int(keys["base_num_query_heads"]), int(keys["base_num_kv_heads"]), int(keys["head_dim"])
-        mlp, vocab, experts = int(keys["base_mlp_dim"]), int(keys["vocab_size"]), int(keys.get("num_experts") or 1)
-    except (KeyError, TypeError, ValueError):
-        return None
-    gates = len(keys.get("mlp_activations") or ["silu"])
-    if experts > 1:
-        expert_dim = int(keys.get("base_moe_mlp_dim") or -1)
-        feed_forward = experts * (gates + 1) * emb * (expert_dim if expert_dim > 0 else mlp) + emb * experts
-    else:
-        feed_forward = (gates + 1) * emb * mlp
-    attention = emb * dim * (2 * heads + 2 * kv)
-    norms = 2 * emb + (2 * dim if keys.get("use_qk_norm") else 0)
-    tables = vocab * emb * (1 if keys.get("logits_via_embedding") else 2)
-    return layers * (attention + feed_forward + norms) + tables + emb
-
-
-_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
-
-
-def _memory(keys: Mapping[str, Any], shape: tpu.SliceShape, slices: int) -> Memory | None:
-    count = parameter_count(keys)
-    if count is None:
-        return None
-    weight = _BYTES.get(str(keys.get("weight_dtype")), 4)
-    first_moment = _BYTES.get(str(keys.get("mu_dtype") or keys.get("weight_dtype")), 4)
-    moments = {"sgd": 0, "muon": first_moment}.get(str(keys.get("opt_type")), first_moment + weight)
-    parameters, optimizer = count * weight / _GIB, count * moments / _GIB
-    ways = fsdp_ways(keys, shape.devices, slices)
-    per_device = (parameters * 2 + optimizer) / ways if ways else None  # weights, gradients, moments
-    return Memory(count, parameters, optimizer, parameters + optimizer, per_device)
+def memory_of(spec: RunSpec, shape: tpu.SliceShape) -> Memory | None:
+    """What a training step of the spec needs; None if the model's size is not known here."""
+    keys = maxtext_config.resolved(spec.model.name, spec.train.maxtext)
+    if spec.platform == "local":
+        keys = {"attention": "dot_product", **keys} | {"attention": spec.train.maxtext.get("attention", "dot_product")}
+    return estimate(keys, shape.devices, spec.slices.count)
 
 
 def maxtext_overrides(spec: RunSpec) -> dict[str, Any]:
@@ -190,7 +137,7 @@ def make_plan(spec: RunSpec) -> Plan:
     """Resolve everything that follows from a checked spec."""
     shape = shape_of(spec)
     keys = maxtext_config.resolved(spec.model.name, spec.train.maxtext)
-    memory = _memory(keys, shape, spec.slices.count)
+    memory = memory_of(spec, shape)
     devices = shape.devices * spec.slices.count
     accumulation = int(_number(keys.get("gradient_accumulation_steps")))
     big = memory is not None and memory.checkpoint_gib > PERSISTENCE_ABOVE_GIB
@@ -201,10 +148,8 @@ def make_plan(spec: RunSpec) -> Plan:
         notes.append(
             "memory is not known: MaxText is not installed here (extra [trainer]); the trainer checks at start"
         )
-    elif shape.hbm_gib_per_chip and memory.per_device_gib and memory.per_device_gib > shape.hbm_gib_per_chip:
-        needed, there = show_size(memory.per_device_gib * GIB), show_size(shape.hbm_gib_per_chip * GIB)
-        cure = "use more chips a slice, or shard over slices (dcn_fsdp_parallelism)"
-        notes.append(f"state needs {needed} a device, a chip has {there}: {cure}")
+    elif shape.hbm_gib_per_chip and (short := shortage(memory, hbm_of_device(shape))[1]):
+        notes.append(short)
     if spec.platform == "gke" and colocated_python(spec):
         notes.append("with colocated Python a preempted slice is a lost one: Pathways cannot suspend and resume it")
     if shape.generation == "sim" and memory is not None and memory.parameters > _MANY_HERE:

@@ -11,7 +11,7 @@ from typing import Any
 
 from ..errors import BadInput, Problem
 from ..masking import HIDDEN, looks_secret
-from . import gke_rules, maxtext_config, plan
+from . import gke_rules, maxtext_config, memory, plan
 from .gate import METRICS, parse_gate
 from .run_spec import NAME_TEMPLATES, SPEC_SUFFIXES, RunSpec, is_bucket, is_spec_name
 
@@ -117,7 +117,7 @@ def _division(spec: RunSpec) -> Iterator[Problem]:
     if failed or maxtext_config.check_overrides(overrides) or not maxtext_config.base():
         return
     devices, keys = plan.shape_of(spec).devices, maxtext_config.resolved(spec.model.name, overrides)
-    ways = plan.fsdp_ways(keys, devices, spec.slices.count)
+    ways = memory.fsdp_ways(keys, devices, spec.slices.count)
     if ways is None:
         cure = (
             f"the ici_*_parallelism keys must multiply to the {devices} devices of a slice, the dcn_*_parallelism keys "

@@ -100,8 +100,9 @@ def test_long_lines_stay_whole(tmp_path: Path) -> None:
 def test_the_local_platform_has_none(arguments: list[str], tmp_path: Path) -> None:
     from elastic_tpu.tests.tools.small import document
 
+    tiny = {"base_emb_dim": 64, "base_num_decoder_layers": 1, "max_target_length": 64}  # fits into any machine
     path = tmp_path / "spec.yaml"
-    path.write_text(yaml.safe_dump(document(**inputs_in(tmp_path))))
+    path.write_text(yaml.safe_dump(document(**inputs_in(tmp_path), train={"steps": 10, "maxtext": tiny})))
     done = command("plan", str(path), *arguments)
     assert done.returncode == ExitCode.BAD_INPUT
     assert done.stderr == "error: platform: 'local', creates no Kubernetes objects; --manifests is for gke\n"

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from typing import Any
 
 import pytest
-from elastic_tpu.runs.spec import maxtext_config
-from elastic_tpu.runs.spec.plan import data_kind, fsdp_ways, make_plan, maxtext_overrides, parameter_count
+from elastic_tpu.runs.spec import input_files, maxtext_config
+from elastic_tpu.runs.spec.memory import fsdp_ways, parameter_count
+from elastic_tpu.runs.spec.plan import Plan, data_kind, make_plan, maxtext_overrides
 from elastic_tpu.tests.tools.small import gke, spec
 
 
@@ -76,10 +78,45 @@ def test_a_fraction_of_a_row_a_device_is_a_whole_batch() -> None:
     assert plan.global_batch == 4
 
 
-def test_too_little_memory_is_noted() -> None:
+def on_v5e(**maxtext: Any) -> Plan:
+    """Qwen3-0.6b, which a step of 2048 tokens a device takes: 2.2 GiB of state on 4 chips of 16 GiB, 2.9 of logits."""
+    return make_plan(spec(**gke(slices={"type": "v5litepod-4", "count": 1}, train={"steps": 10, "maxtext": maxtext})))
+
+
+def test_memory_of_a_step_in_parts() -> None:
+    memory = on_v5e(per_device_batch_size=1).memory
+    assert memory is not None
+    assert memory.per_device_gib == pytest.approx(596_049_920 * 16 / 4 / 2**30)
+    assert memory.logits_gib == pytest.approx(2048 * 151_936 * 10 / 2**30)
+    assert memory.saved_gib == pytest.approx(28 * 2048 * 1024 * 4 / 2**30)
+    assert memory.scores_gib == 0  # a TPU's kernel computes attention in tiles
+    assert memory.step_gib == pytest.approx(memory.per_device_gib + memory.logits_gib + memory.saved_gib)
+    tiled = on_v5e(per_device_batch_size=1, num_vocab_tiling=4).memory
+    assert tiled is not None
+    assert tiled.logits_gib == pytest.approx(memory.logits_gib / 4)
+
+
+def test_a_step_that_may_not_fit_into_a_tpu_is_noted() -> None:
+    assert on_v5e(per_device_batch_size=2).notes == ()
+    (note,) = on_v5e(per_device_batch_size=5).notes
+    assert "a step needs about" in note
+    assert "there are 16 GiB: lower per_device_batch_size or max_target_length" in note
     (note,) = make_plan(spec(**gke(slices={"type": "v6e-4", "count": 1}, model={"name": "qwen3-32b"}))).notes
-    assert "a chip has 32" in note
-    assert "dcn_fsdp_parallelism" in note
+    assert "there are 32 GiB" in note
+    assert "dcn_fsdp_parallelism" in note  # the state alone is too large
+
+
+def test_simulated_devices_share_the_memory_of_their_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    small = spec()
+    memory = make_plan(small).memory
+    assert memory is not None
+    assert memory.step_gib is not None
+    devices = make_plan(small).devices
+    monkeypatch.setattr(input_files, "machine_gib", lambda: memory.step_gib * devices / 1.9)
+    assert input_files.machine_problems(small) == []
+    monkeypatch.setattr(input_files, "machine_gib", lambda: memory.step_gib * devices / 2.1)
+    (problem,) = input_files.machine_problems(small)
+    assert f"{devices} devices share it: lower per_device_batch_size" in str(problem)
 
 
 def test_simulated_figures_are_called_simulated() -> None:
