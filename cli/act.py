@@ -38,11 +38,9 @@ def cancel(uri: str) -> None:
     where = f"; training is at step {status.step}" if status is not None and status.phase != "ended" else ""
     console = LastingConsole(soft_wrap=True, highlight=False)
     if claim.state == "done":
-        console.print("nothing of this run is going on, so there is nothing to stop", markup=False)
+        console.print("nothing of this run is going on, so there is nothing to stop")
         if look(run)["resumable"]:
-            console.print(
-                f"the run is not complete; to go on with it:  elastic-tpu run {shlex.quote(run.uri)}", markup=False
-            )
+            console.print(f"the run is not complete; to go on with it:  elastic-tpu run {shlex.quote(run.uri)}")
     elif driven:
         console.print(f"stop asked for{where}. {claim.holder} drives the run and gives the slices back.")
     else:
@@ -78,7 +76,7 @@ def release(uri: str) -> int:
     run = open_given(uri)
     console = LastingConsole(highlight=False, soft_wrap=True)
     if are_elsewhere(run):
-        console.print(f"{_copy(run)}: what it holds is not of this directory, and stays as it is", markup=False)
+        console.print(f"{_copy(run)}: what it holds is not of this directory, and stays as it is")
         return 0
     seen = _claim(run)
     # A run that ends itself needs no stop; writing one would renew the claim, as if somebody still drove the run.
@@ -90,7 +88,7 @@ def release(uri: str) -> int:
     def waiting(what: str) -> None:
         if what not in told and time.monotonic() - began > _QUIET:
             told.add(what)
-            console.print(what, markup=False)
+            console.print(what)
 
     report = open_platform(run).release(waiting=waiting)
     table = Table("object", "existed", "deleted", "left", box=None, pad_edge=False)

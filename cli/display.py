@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
+import re
 import time
 from collections.abc import Iterable
 from pathlib import Path
 from types import TracebackType
-from typing import Protocol, Self
+from typing import Any, Protocol, Self
 
 from rich.console import Console, Group
 from rich.live import Live
@@ -23,6 +24,18 @@ from . import story
 _PLAIN_EVERY = 10.0  # seconds between plain lines of progress
 
 
+# ECMA-48 sequences (colours, cursor, clipboard), and what else a terminal obeys or that turns the direction of text.
+_SEQUENCE = re.compile(
+    r"\x1b(?:\[[0-?]*[ -/]*[@-~]|[\]PX^_].*?(?:\x1b\\|\x07|$)|[ -/]*[0-~])|\x9b[0-?]*[ -/]*[@-~]", re.DOTALL
+)
+_OBEYED = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]")
+
+
+def plain(text: str) -> str:
+    """Text of a log, a status or an error as a terminal may have it: of what it obeys, tabs and line ends are left."""
+    return _OBEYED.sub("", _SEQUENCE.sub("", text))
+
+
 def print_rows(console: Console, rows: Iterable[tuple[str, str]]) -> None:
     """Print a name and its value a line. Lines are not wrapped: paths get copied, and a pipe has no width."""
     for row in rows:
@@ -31,7 +44,7 @@ def print_rows(console: Console, rows: Iterable[tuple[str, str]]) -> None:
 
 def row_text(name: str, text: str) -> Text:
     """A name and its value, for the console."""
-    return Text(f"{name:<13} ", style="bold") + Text(text)
+    return Text(f"{name:<13} ", style="bold") + Text(plain(text))
 
 
 class Display(Protocol):
@@ -80,7 +93,22 @@ def progress_text(stage: str, verdict: Verdict, status: Status | None) -> str:
     return "train: " + ", ".join(parts)
 
 
-class OutputConsole(Console):
+class PlainConsole(Console):
+    """Prints what it is given as text: there is no markup in it, and nothing that a terminal obeys."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**{**options, "markup": False})
+
+    def render_str(self, text: str, **options: Any) -> Text:
+        """Text for what is printed as a string, in tables too."""
+        return super().render_str(plain(text), **options)
+
+    def out(self, *objects: Any, **options: Any) -> None:
+        """Print without wrapping."""
+        super().out(*(plain(str(one)) for one in objects), **options)
+
+
+class OutputConsole(PlainConsole):
     """The output of a command that only prints: when nobody reads it any more, the command ends."""
 
     def on_broken_pipe(self) -> None:
@@ -88,7 +116,7 @@ class OutputConsole(Console):
         raise
 
 
-class LastingConsole(Console):
+class LastingConsole(PlainConsole):
     """Ignores that its output cannot be written (`| head -1`, a full disk): the run must go on."""
 
     def on_broken_pipe(self) -> None:
@@ -98,7 +126,7 @@ class LastingConsole(Console):
     def tell(self, text: str) -> None:
         """Print one line as it is."""
         try:
-            self.print(text, highlight=False, markup=False, soft_wrap=True)
+            self.print(text, highlight=False, soft_wrap=True)
         except OSError:
             self.on_broken_pipe()
 
@@ -158,7 +186,7 @@ class LiveDisplay(PlainDisplay):
             self._bar.update(self._task, description="train", completed=status.step + 1, total=status.steps)
         else:
             self._bar.update(self._task, description=stage, completed=0, total=None)
-        self._text.plain = "  " + progress_text(stage, verdict, status)
+        self._text.plain = "  " + plain(progress_text(stage, verdict, status))
 
 
 def make_display() -> Display:

@@ -7,14 +7,12 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from rich.console import Console
-
 from ..runs import extras
 from ..runs.errors import BadInput, Problem
 from ..runs.spec import file_contents
 from ..runs.units import show_size
 from . import byte_tokenizer, texts
-from .display import print_rows
+from .display import OutputConsole, print_rows
 
 _SLICES, _DEVICES = 2, 2  # simulated slices, and devices of each
 _STEPS, _SEQUENCE = 200, 256
@@ -41,7 +39,7 @@ def init(source: str, out: str | None, tokenizer: str | None, column: str, force
     files = texts.find(data)
     folder = Path(out).expanduser() if out else Path(f"{data.resolve().name.removesuffix(data.suffix)}-run")
     _refuse_overwriting(folder, force)
-    console = Console(soft_wrap=True, highlight=False)
+    console = OutputConsole(soft_wrap=True, highlight=False)
     folder.mkdir(parents=True, exist_ok=True)
     partial = [folder / f".{name}.partial" for name in (_TRAIN, _HELD_OUT)]
     try:

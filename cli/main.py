@@ -92,7 +92,9 @@ def _say_error(error: ElasticTPUError) -> None:
     count = len(error.problems) if isinstance(error, BadInput) else 1
     what = "" if error.code.outcome == "cancelled" else "error: "  # what a person asked for is none
     head = f"error: {count} problems\n  " if count > 1 else what
-    print(head + "\n  ".join(lines), file=sys.stderr)  # noqa: T201 - a command's own output
+    from .display import plain
+
+    print(plain(head + "\n  ".join(lines)), file=sys.stderr)  # noqa: T201 - a command's own output
 
 
 @app.command(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import json
 import sys
 import time
@@ -64,9 +65,9 @@ def plan(source: str, as_json: bool, with_manifests: bool = False) -> None:
     print_rows(console, rows)
     console.print("MaxText overrides", style="bold")
     for key, value in sorted(made.overrides.items()):
-        console.print(f"  {key}: {value}", highlight=False, markup=False, soft_wrap=True)
+        console.print(f"  {key}: {value}", highlight=False, soft_wrap=True)
     for note in made.notes:
-        console.print(f"note: {note}", highlight=False, markup=False, soft_wrap=True)
+        console.print(f"note: {note}", highlight=False, soft_wrap=True)
 
 
 def _cluster(gke: Gke) -> str:
@@ -126,7 +127,7 @@ def logs(uri: str, job: str, attempt: int | None, follow: bool) -> None:
     if job not in ("train", "export", "evaluate"):
         raise BadInput(f"--job: {job!r}, must be train, export or evaluate")
     run = open_given(uri)
-    console = OutputConsole(soft_wrap=True, highlight=False, markup=False)
+    console = OutputConsole(soft_wrap=True, highlight=False)
     file = "trainer" if job == "train" else job
     shown: dict[int, int] = {}  # bytes, by attempt
     waiting = False
@@ -152,14 +153,15 @@ def logs(uri: str, job: str, attempt: int | None, follow: bool) -> None:
 
 
 def _print_from(run: Run, name: str, start: int, console: OutputConsole, lenient: bool) -> int:
+    at, decoder = start, codecs.getincrementaldecoder("utf-8")("replace")
     try:
-        data = run.store.read(name).data[start:]
+        while data := run.store.read_from(name, at):
+            console.out(decoder.decode(data), end="", highlight=False)
+            at += len(data)
     except NotFound:
         if lenient:
             return 0
         raise NotFound(
             f"{run.path(name)}: no such log; see which attempts there are in {run.path('attempts')}"
         ) from None
-    if data:
-        console.out(data.decode(errors="replace"), end="", highlight=False)
-    return len(data)
+    return at - start - len(decoder.getstate()[0])  # a character that is cut off is read again

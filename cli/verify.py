@@ -28,12 +28,12 @@ def verify(uri: str) -> int:
         nonlocal bad
         bad += bool(why)
         more = why or note
-        console.print(f"{'FAIL' if why else 'ok  '} {what}" + (f": {more}" if more else ""), markup=False)
+        console.print(f"{'FAIL' if why else 'ok  '} {what}" + (f": {more}" if more else ""))
 
     steps = proof.recorded_steps(run.store)
     for step in steps:
         if step != steps[-1] and not proof.is_finished(run.store, step):
-            console.print(f"gone checkpoint {step}: removed by retention; its proof will be removed too", markup=False)
+            console.print(f"gone checkpoint {step}: removed by retention; its proof will be removed too")
             continue
         problems = proof.check(run.store, step)
         tell(f"checkpoint {step}", "; ".join(problems[:3]))

@@ -12,7 +12,13 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Protocol
 
-from ..errors import BadInput, Unreachable
+from ..errors import BadInput, Damaged, Unreachable
+
+LARGEST = 16 * 2**20
+"""Bytes of a small file, at most: none of a run comes near, so a larger one is not read but refused."""
+
+CHUNK = 2**20
+"""Bytes that `Store.read_from` returns at most."""
 
 TEMPORARY = ".tmp-"
 """Prefix of the store's own temporary files (of the last part of a name); listings leave them out."""
@@ -52,7 +58,15 @@ class Store(Protocol):
         """The root, as a ``gs://`` URI or an absolute path, without a slash at its end."""
 
     def read(self, name: str) -> Item:
-        """The whole file. Raises NotFound."""
+        """The whole file.
+
+        Raises:
+          NotFound: there is none.
+          Damaged: it is larger than `LARGEST`, no regular file, or a link to a place outside the root; not read.
+        """
+
+    def read_from(self, name: str, start: int) -> bytes:
+        """Up to `CHUNK` bytes of a log from byte `start` on; empty at its end. Raises what `read` raises."""
 
     def create(self, name: str, data: bytes) -> str:
         """Write only if there is no such file; return its generation. Raises Exists."""
@@ -77,6 +91,12 @@ class Store(Protocol):
 
     def now(self) -> datetime:
         """The time by the storage's clock: that of a temporary file, which is written and removed for it."""
+
+
+def too_large(uri: str, size: int) -> Damaged:
+    """The error for a file that no small file of a run can be."""
+    cure = "elastic-tpu did not write it; look at it, and move it away"
+    return Damaged(f"{uri}: has {size:,} bytes, a file of this kind at most {LARGEST:,}: {cure}")
 
 
 def time_to_show(store: Store) -> datetime:

@@ -26,7 +26,7 @@ from tenacity import Retrying, retry_if_exception, stop_before_delay, wait_expon
 from tenacity.wait import wait_base
 
 from ..errors import BadInput, Changed, ElasticTPUError, Exists, NotFound, Unreachable
-from .base import TEMPORARY, Entry, Item, check_name, is_listed, new_id
+from .base import CHUNK, LARGEST, TEMPORARY, Entry, Item, check_name, is_listed, new_id, too_large
 
 T = TypeVar("T")
 
@@ -87,11 +87,26 @@ class GcsStore:
             while True:
                 blob = self._bucket.blob(key)
                 blob.reload(timeout=timeout, retry=None)
+                if blob.size and blob.size > LARGEST:
+                    raise too_large(f"{self.uri}/{name}", blob.size)
                 # Pinned, so that the bytes are of this generation. NotFound: it was overwritten meanwhile; read again.
                 pinned = self._bucket.blob(key, generation=blob.generation)
                 with suppress(api.NotFound):
                     data = pinned.download_as_bytes(timeout=timeout, retry=None)
                     return Item(data, str(blob.generation), blob.updated)
+
+        return self._call_object(name, attempt)
+
+    def read_from(self, name: str, start: int) -> bytes:
+        key = self._key(name)
+
+        def attempt(timeout: float, _: bool) -> bytes:
+            blob = self._bucket.blob(key)
+            blob.reload(timeout=timeout, retry=None)
+            if start >= (blob.size or 0):
+                return b""
+            last = start + CHUNK - 1
+            return bytes(blob.download_as_bytes(start=start, end=last, timeout=timeout, retry=None))
 
         return self._call_object(name, attempt)
 

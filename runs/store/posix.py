@@ -17,9 +17,10 @@ from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from io import BufferedReader
 from pathlib import Path
+from stat import S_ISDIR, S_ISREG
 
-from ..errors import BadInput, Changed, Exists, NotFound, Unreachable
-from .base import TEMPORARY, Entry, Item, check_name, is_listed, new_id
+from ..errors import BadInput, Changed, Damaged, Exists, NotFound, Unreachable
+from .base import CHUNK, LARGEST, TEMPORARY, Entry, Item, check_name, is_listed, new_id, too_large
 
 
 class PosixStore:
@@ -34,9 +35,19 @@ class PosixStore:
         return str(self._root)
 
     def read(self, name: str) -> Item:
+        self._refuse_link_out(name)
         with self._open(name) as file:
+            stat = os.fstat(file.fileno())
+            if stat.st_size > LARGEST:
+                raise too_large(f"{self.uri}/{name}", stat.st_size)
             # A file is never changed under its name, so bytes and time from one descriptor belong together.
-            return Item(file.read(), *_version(os.fstat(file.fileno())))
+            return Item(file.read(LARGEST), *_version(stat))
+
+    def read_from(self, name: str, start: int) -> bytes:
+        self._refuse_link_out(name)
+        with self._open(name) as file:
+            file.seek(start)
+            return file.read(CHUNK)
 
     def create(self, name: str, data: bytes) -> str:
         def commit(temporary: Path, path: Path) -> str:
@@ -111,11 +122,26 @@ class PosixStore:
         path = self._path(name)
         with self._named(name):
             try:
-                with path.open("rb") as file:
+                # Without waiting: a FIFO that nobody writes to would block for ever.
+                descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+                with open(descriptor, "rb") as file:  # noqa: PTH123 - not of a path
+                    self._refuse_special(name, os.fstat(descriptor).st_mode)
                     self._seen = True
                     yield file
             except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
                 raise NotFound(f"{self.uri}/{name}: there is no such file") from None
+
+    def _refuse_special(self, name: str, mode: int) -> None:
+        if S_ISDIR(mode):
+            raise IsADirectoryError
+        if not S_ISREG(mode):
+            raise Damaged(f"{self.uri}/{name}: is no regular file; elastic-tpu did not make it: move it away")
+
+    def _refuse_link_out(self, name: str) -> None:
+        """Refuse a link to a file elsewhere: what it holds is not of this run, and perhaps not for its reader."""
+        path, root = os.path.realpath(self._path(name)), os.path.realpath(self._root)
+        if not path.startswith(f"{root}/"):
+            raise Damaged(f"{self.uri}/{name}: is a link to {path}, outside of the run; put the file itself there")
 
     def _write(self, name: str, data: bytes, commit: Callable[[Path, Path], str]) -> str:
         """Flush the bytes to a temporary file, then call `commit` under the lock to move it to its name."""

@@ -11,6 +11,9 @@ from pathlib import Path
 import pytest
 from elastic_tpu.cli.main import main
 from elastic_tpu.runs.errors import ExitCode
+from elastic_tpu.runs.record.driver import Driver
+from elastic_tpu.runs.record.run import create_run
+from elastic_tpu.runs.spec.load import read_spec
 from elastic_tpu.runs.store.posix import PosixStore
 from elastic_tpu.tests.support import Case, Launcher, command, expected_state, until
 
@@ -226,6 +229,17 @@ def test_kill_slice_where_none_runs(complete: Case) -> None:
     done = command("kill-slice", complete.uri, "1")
     assert done.returncode == ExitCode.BAD_INPUT
     assert "no slices are provisioned now" in done.stderr
+
+
+def test_a_holder_that_looks_like_markup_or_an_escape_sequence_is_shown_as_text(make_case: MakeCase) -> None:
+    case = make_case()
+    run = create_run(read_spec(str(case.spec)))
+    Driver(run.store, "dag [/x]\x1b[2J/1", "1", 600).take()
+    for line in ("cancel", "status", "release"):
+        done = command(line, case.uri)
+        assert done.returncode == 0, done.stderr
+        assert "\x1b" not in done.stdout + done.stderr
+    assert "dag [/x]/1 drives the run" in command("cancel", case.uri).stdout
 
 
 # ---- a run that lives

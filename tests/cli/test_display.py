@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from elastic_tpu.cli.display import progress_text
+from elastic_tpu.cli.display import OutputConsole, plain, print_rows, progress_text
 from elastic_tpu.runs.judge.verdict import Verdict
 from elastic_tpu.runs.record.status import SliceCount, Status
 
@@ -47,3 +47,28 @@ def status(phase: Any) -> Status:
 )
 def test_a_dead_trainers_step_is_not_told_as_progress(verdict: Verdict, phase: str, text: str) -> None:
     assert progress_text("train", verdict, status(phase)) == text
+
+
+HOSTILE = [
+    "\x1b[2J\x1b[H",  # clears the screen
+    "\x1b]52;c;ZXZpbA==\x07",  # writes the clipboard
+    "\x1b]0;title\x1b\\",
+    "\x9b2J",
+    "\x1bc",  # resets the terminal
+    "\r\x08\x07\x00",
+    "\u202e\u2066",  # turns the direction of the text
+    "\x1b]8;;http://evil",  # a link that never ends
+]
+
+
+@pytest.mark.parametrize("hostile", HOSTILE)
+def test_nothing_in_a_text_is_obeyed_by_a_terminal(hostile: str) -> None:
+    assert plain(f"before{hostile}") == "before"
+
+
+def test_text_is_no_markup_and_keeps_its_lines(capsys: pytest.CaptureFixture[str]) -> None:
+    console = OutputConsole(highlight=False)
+    console.print("[/x] [red]a[/red]\x1b[2J")
+    print_rows(console, [("driven by", "[/x]\x1b[2J")])
+    console.out("\tone\ntwo é\x1b[31m")
+    assert capsys.readouterr().out == "[/x] [red]a[/red]\ndriven by     [/x]\n        one\ntwo é\n"

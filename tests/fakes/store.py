@@ -44,6 +44,9 @@ class MemoryStore:
             raise NotFound(name)
         return self._items[name]
 
+    def read_from(self, name: str, start: int) -> bytes:
+        return self.read(name).data[start:]
+
     def create(self, name: str, data: bytes) -> str:
         return self._conditional(name, data, None, Exists(name))
 

@@ -15,9 +15,9 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
-from elastic_tpu.runs.errors import BadInput, Changed, ExitCode, NotFound, Unreachable
+from elastic_tpu.runs.errors import BadInput, Changed, Damaged, ExitCode, NotFound, Unreachable
 from elastic_tpu.runs.errors import Exists as AlreadyExists
-from elastic_tpu.runs.store.base import Store
+from elastic_tpu.runs.store.base import CHUNK, LARGEST, Store
 from elastic_tpu.runs.store.open import open_store
 from elastic_tpu.runs.store.posix import PosixStore
 from elastic_tpu.tests.tools.fault_proxy import Fault, FaultProxy
@@ -607,3 +607,43 @@ def test_without_credentials_the_cure_is_named(monkeypatch: pytest.MonkeyPatch, 
     monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(tmp_path / "missing.json"))
     with pytest.raises(BadInput, match="gcloud auth application-default login"):
         open_store("gs://bucket/run")
+
+
+# ---- what somebody else put into a run directory
+
+
+def test_a_file_that_is_too_large_for_a_run_is_refused_by_name(store: Store) -> None:
+    store.put("a/large.json", bytes(LARGEST + 1))
+    with pytest.raises(Damaged, match=r"a/large.json: has 16,777,217 bytes"):
+        store.read("a/large.json")
+    assert len(store.read_from("a/large.json", 0)) == CHUNK  # a log may be that large
+    assert store.read_from("a/large.json", LARGEST) == b"\0"
+    assert store.read_from("a/large.json", LARGEST + 1) == b""
+    with pytest.raises(NotFound):
+        store.read_from("a/none.log", 0)
+
+
+@pytest.mark.parametrize("kind", ["fifo", "device", "link out", "folder link out"])
+def test_what_is_no_file_of_the_run_is_refused_at_once(tmp_path: Path, kind: str) -> None:
+    root, secret = tmp_path / "run", tmp_path / "secret"
+    root.mkdir()
+    secret.mkdir()
+    (secret / "x").write_text("of somebody else")
+    name = "x/x" if kind == "folder link out" else "x"
+    if kind == "fifo":
+        os.mkfifo(root / "x")
+    else:
+        (root / "x").symlink_to({"device": Path("/dev/zero"), "link out": secret / "x"}.get(kind, secret))
+    store = PosixStore(root)
+    for read in (store.read, lambda name: store.read_from(name, 0)):
+        with pytest.raises(Damaged, match=r"/run/x"):
+            read(name)
+
+
+def test_a_root_that_is_itself_a_link_and_links_inside_it_are_read(tmp_path: Path) -> None:
+    (tmp_path / "real").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "real")
+    (tmp_path / "real" / "a").write_text("content")
+    (tmp_path / "real" / "b").symlink_to("a")
+    store = PosixStore(tmp_path / "link")
+    assert store.read("a").data == store.read("b").data == b"content"
