@@ -26,7 +26,7 @@ _PLAIN_EVERY = 10.0  # seconds between plain lines of progress
 
 # ECMA-48 sequences (colours, cursor, clipboard), and what else a terminal obeys or that turns the direction of text.
 _SEQUENCE = re.compile(
-    r"\x1b(?:\[[0-?]*[ -/]*[@-~]|[\]PX^_].*?(?:\x1b\\|\x07|$)|[ -/]*[0-~])|\x9b[0-?]*[ -/]*[@-~]", re.DOTALL
+    r"\x1b(?:\[[0-?]*[ -/]*[@-~]|[\]PX^_][^\n\x07\x1b]*(?:\x1b\\|\x07)?|[ -/]*[0-~])|\x9b[0-?]*[ -/]*[@-~]"
 )
 _OBEYED = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]")
 

@@ -22,7 +22,7 @@ from typing import Any, Self, TypeVar
 import psutil
 import pytest
 import yaml
-from elastic_tpu.platforms.local.slices import runtime_folder
+from elastic_tpu.platforms.local.runtime_folder import runtime_folder
 from elastic_tpu.runs.record.claim import StoredClaim, read_claim
 from elastic_tpu.runs.record.events import Event, EventReader
 from elastic_tpu.runs.record.run import Run, open_run

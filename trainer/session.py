@@ -122,6 +122,7 @@ class AttemptLog:
         if tee is None:
             self._tee = None
             return
+        os.close(os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o640))  # as every file of a run
         self._tee = subprocess.Popen([tee, "-i", "-a", str(self.path)], stdin=subprocess.PIPE, start_new_session=True)
         assert self._tee.stdin is not None
         sys.stdout.flush()

@@ -1,4 +1,4 @@
-"""The runtime folder of a run (`slices.runtime_folder`): whether a supervisor serves there, and its removal."""
+"""The runtime folder of a run (`runtime_folder`): whether a supervisor serves there, and its removal."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import IO
+
+from .runtime_folder import make_runtime_folder
 
 NAMES = ("slices", "export", "evaluate")
 """The supervisors that a run can have."""
@@ -22,9 +24,11 @@ def lock_file(folder: Path, name: str) -> Path:
 def open_in_folder(path: Path) -> IO[str]:
     """Open a file of the folder to append to; a supervisor that has just ended may have removed the folder."""
     while True:
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        make_runtime_folder(path.parent)
         with suppress(FileNotFoundError):
-            return path.open("a+")
+            # No link is followed: what is written must stay in this folder.
+            descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+            return open(descriptor, "a+")  # noqa: PTH123 - not of a path; for the caller
 
 
 def is_at(file: IO[str], path: Path) -> bool:

@@ -23,7 +23,7 @@ from ...runs.store import records
 from ...runs.units import format_duration
 from ..base import Job, ReleaseReport, SliceState
 from .processes import ProcessId
-from .slices import runtime_folder
+from .runtime_folder import runtime_folder
 from .supervisors import Supervisors
 
 _END = 150.0  # seconds for a release: more than the trainer's grace of 120

@@ -38,6 +38,17 @@ def identify(pid: int) -> ProcessId:
         return ProcessId(pid, 0.0)
 
 
+def is_ours(pid: int, module: str) -> bool:
+    """Whether the process with this pid is this user's and runs this module: a pid in a file proves neither."""
+    import psutil
+
+    try:
+        process = psutil.Process(pid)
+        return process.uids().real == os.getuid() and module in process.cmdline()
+    except psutil.Error:
+        return False
+
+
 def spawn_child(
     argv: Sequence[str], output: IO[bytes], env: Mapping[str, str] | None = None
 ) -> subprocess.Popen[bytes]:

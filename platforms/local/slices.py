@@ -8,20 +8,12 @@ with any of them. The supervisor restarts lost workers by itself, so asking for 
 from __future__ import annotations
 
 import json
-import os
 import select
 import socket
-import tempfile
 from collections.abc import Iterable
 from pathlib import Path
 
-_LONGEST_BASE = 50  # bytes; with user, run id and socket it stays below the 107 of a Unix socket's path
-
-
-def runtime_folder(run_id: str) -> Path:
-    """This user's folder for a run's sockets, locks and logs on this machine; short, as a socket's path must be."""
-    base = tempfile.gettempdir()
-    return Path(base if len(base) <= _LONGEST_BASE else "/tmp") / f"elastic-tpu-{os.getuid()}" / run_id
+from .runtime_folder import runtime_folder
 
 
 def worker_socket(folder: Path, index: int, vm: int | None = None) -> Path:

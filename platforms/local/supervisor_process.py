@@ -23,7 +23,7 @@ from ...runs.record.run import open_run
 from .control import ask, control_socket
 from .folder import discard, is_at, lock_file, open_in_folder
 from .processes import identify
-from .slices import runtime_folder
+from .runtime_folder import runtime_folder
 from .supervisor import GRACE, Supervisor
 
 _log = logging.getLogger("elastic_tpu.supervisor")

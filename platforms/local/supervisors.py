@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
+import logging
 import subprocess
 import sys
 import time
@@ -15,11 +15,13 @@ from ...runs.errors import Infrastructure, Unreachable
 from . import folder as runtime
 from .control import ask, control_socket
 from .job import tail
-from .processes import ProcessId, identify
+from .processes import ProcessId, identify, is_ours
+from .runtime_folder import checked, make_runtime_folder, why_not_tmpdir
 
 _START = 210.0  # seconds until a new supervisor answers; it waits for an earlier one that is ending
 _SILENT = 5.0  # seconds that a supervisor may live without answering: it is starting, or about to end
-_LONGEST_SOCKET = 100  # bytes of a socket's path
+_log = logging.getLogger(__name__)
+_MODULE = "elastic_tpu.platforms.local.supervisor_process"
 
 
 class Supervisors:
@@ -31,7 +33,11 @@ class Supervisors:
     """
 
     def __init__(self, uri: str, folder: Path) -> None:
-        self._uri, self._folder = uri, folder
+        self._uri, self._where = uri, folder
+
+    @property
+    def _folder(self) -> Path:
+        return checked(self._where)
 
     def log(self, name: str) -> Path:
         """The supervisor's own log."""
@@ -64,15 +70,11 @@ class Supervisors:
         Raises:
           Infrastructure: it does not start; the message ends with the last lines of its log.
         """
-        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        if self._folder.stat().st_uid != os.getuid():
-            raise Infrastructure(f"{self._folder} belongs to another user; remove it or set TMPDIR")
-        path = control_socket(self._folder, name)
-        if len(str(path)) > _LONGEST_SOCKET:
-            raise Infrastructure(f"{path} is too long for the path of a socket; set TMPDIR to a shorter folder")
+        if why := why_not_tmpdir():
+            _log.warning("%s", why)
+        make_runtime_folder(self._folder)
         log = self.log(name)
-        module = "elastic_tpu.platforms.local.supervisor_process"
-        argv = [sys.executable, "-m", module, "--run", self._uri, "--name", name]
+        argv = [sys.executable, "-m", _MODULE, "--run", self._uri, "--name", name]
         with runtime.open_in_folder(log) as output:
             began = output.tell()
             # In a session of its own, so that a Ctrl-C now reaches the launcher only.
@@ -103,7 +105,8 @@ class Supervisors:
             return [identify(int(pid)) for pid in pids if pid]
         with suppress(OSError, ValueError, KeyError):  # no supervisor, or one that was killed while it started
             holder = json.loads(runtime.lock_file(self._folder, name).read_text())
-            return [ProcessId(int(holder["pid"]), float(holder["started"]))]
+            found = ProcessId(int(holder["pid"]), float(holder["started"]))
+            return [found] if is_ours(found.pid, _MODULE) else []
         return []
 
     def without(self, name: str) -> AbstractContextManager[bool]:

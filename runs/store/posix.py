@@ -12,15 +12,20 @@ import errno
 import fcntl
 import hashlib
 import os
+import socket
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from io import BufferedReader
 from pathlib import Path
-from stat import S_ISDIR, S_ISREG
+from stat import S_IMODE, S_ISDIR, S_ISREG
 
 from ..errors import BadInput, Changed, Damaged, Exists, NotFound, Unreachable
 from .base import CHUNK, LARGEST, TEMPORARY, Entry, Item, check_name, is_listed, new_id, too_large
+
+_LOCKED = 60.0  # seconds that a lock is waited for; it is held for one small write
+_AGAIN = 0.005  # seconds between two tries
 
 
 class PosixStore:
@@ -154,7 +159,9 @@ class PosixStore:
         self._make(folder)
         path = folder / (TEMPORARY + new_id())
         try:
-            with path.open("xb") as file:
+            # Not for the world to read: what a run logs and publishes is its owner's, and his group's.
+            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o640)
+            with open(descriptor, "wb") as file:  # noqa: PTH123 - not of a path
                 file.write(data)
                 file.flush()
                 os.fsync(file.fileno())
@@ -179,18 +186,32 @@ class PosixStore:
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
-        """Hold the root's lock. The folder itself is locked, so that no lock file is left behind."""
-        lock = os.open(self._root, os.O_RDONLY | os.O_DIRECTORY)
+        """Hold the root's lock: a file that no listing shows, and that only those who may write here can open.
+
+        A folder can be locked by whoever may read it, who would keep all writers waiting.
+
+        Raises:
+          Unreachable: another process holds it for longer than `_LOCKED`; it is named.
+        """
+        path = self._root / (TEMPORARY + "lock")
+        mode = 0o660 if self._root.stat().st_mode & 0o020 else 0o600  # 0o020: a group writes here
+        lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, mode)
         try:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX)
-            except OSError as error:
-                if error.errno != errno.EBADF:
-                    raise
-                # NFS locks only what is open for writing, which a folder cannot be: lock a file that no listing shows.
-                os.close(lock)
-                lock = os.open(self._root / (TEMPORARY + "lock"), os.O_RDWR | os.O_CREAT, 0o666)
-                fcntl.flock(lock, fcntl.LOCK_EX)
+            there = os.fstat(lock)
+            if there.st_uid == os.getuid() and S_IMODE(there.st_mode) != mode:
+                os.fchmod(lock, mode)  # whatever the umask took from it
+            deadline = time.monotonic() + _LOCKED
+            while True:
+                try:
+                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    break
+                except BlockingIOError:
+                    if time.monotonic() > deadline:
+                        holder = os.pread(lock, 100, 0).decode(errors="replace").strip() or "another process"
+                        raise Unreachable(f"{path}: locked for {_LOCKED:.0f} s by {holder}") from None
+                    time.sleep(_AGAIN)
+            os.truncate(lock, 0)
+            os.pwrite(lock, f"pid {os.getpid()} on {socket.gethostname()}\n".encode(), 0)
             yield
         finally:
             os.close(lock)

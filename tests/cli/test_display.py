@@ -66,6 +66,10 @@ def test_nothing_in_a_text_is_obeyed_by_a_terminal(hostile: str) -> None:
     assert plain(f"before{hostile}") == "before"
 
 
+def test_a_sequence_that_never_ends_hides_no_other_line() -> None:
+    assert plain("step 1\n\x1b]0;title\nERROR out of memory") == "step 1\n\nERROR out of memory"
+
+
 def test_text_is_no_markup_and_keeps_its_lines(capsys: pytest.CaptureFixture[str]) -> None:
     console = OutputConsole(highlight=False)
     console.print("[/x] [red]a[/red]\x1b[2J")

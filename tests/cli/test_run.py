@@ -362,6 +362,7 @@ def test_a_long_tmpdir_is_no_obstacle(make_case: MakeCase, tmp_path: Path) -> No
     folder.mkdir()
     with Launcher(case, TMPDIR=str(folder)) as launcher:
         assert launcher.wait() == 0, launcher.output
+    assert f"so they are below /tmp: {folder}" in launcher.output
 
 
 @pytest.mark.parametrize("name", ["claim.json", "slices.json"])

@@ -19,7 +19,8 @@ from typing import Any
 import yaml
 from elastic_tpu.platforms.gke import names
 from elastic_tpu.platforms.local import worker
-from elastic_tpu.platforms.local.slices import runtime_folder, worker_socket
+from elastic_tpu.platforms.local.runtime_folder import runtime_folder
+from elastic_tpu.platforms.local.slices import worker_socket
 from elastic_tpu.runs.record.events import Event
 from elastic_tpu.runs.record.status import Status
 from elastic_tpu.tests.controlplane.cases import TAG, ClusterCase, Json

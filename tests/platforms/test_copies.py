@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from elastic_tpu.platforms.local.folder import NAMES, discard, is_at, open_in_folder, without
-from elastic_tpu.platforms.local.slices import runtime_folder
+from elastic_tpu.platforms.local.runtime_folder import runtime_folder
 from elastic_tpu.tests.support import Case, Launcher, command, expected_state
 
 

@@ -19,7 +19,7 @@ from elastic_tpu.platforms.local.control import ask, control_socket
 from elastic_tpu.platforms.local.job import SupervisedJob
 from elastic_tpu.platforms.local.platform import LocalPlatform
 from elastic_tpu.platforms.local.processes import ProcessId
-from elastic_tpu.platforms.local.slices import runtime_folder
+from elastic_tpu.platforms.local.runtime_folder import runtime_folder
 from elastic_tpu.runs.errors import BadInput, Infrastructure, Unreachable
 from elastic_tpu.runs.record.driver import Driver
 from elastic_tpu.runs.record.run import create_run

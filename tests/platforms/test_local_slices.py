@@ -9,7 +9,8 @@ import uuid
 from collections.abc import Iterator
 
 import pytest
-from elastic_tpu.platforms.local.slices import LocalSlices, runtime_folder, worker_socket
+from elastic_tpu.platforms.local.runtime_folder import runtime_folder
+from elastic_tpu.platforms.local.slices import LocalSlices, worker_socket
 from elastic_tpu.tests.support import until
 
 RUN = f"vms-{uuid.uuid4().hex[:8]}"

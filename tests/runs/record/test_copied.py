@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from elastic_tpu.platforms.local.slices import runtime_folder
+from elastic_tpu.platforms.local.runtime_folder import runtime_folder
 from elastic_tpu.runs.errors import BadInput
 from elastic_tpu.runs.record.proof import Proof, files_of
 from elastic_tpu.runs.record.result import TrainingResult, proven_result, read_result

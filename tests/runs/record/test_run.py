@@ -103,6 +103,8 @@ def start_run(source: str, holder: str) -> Run:
 def template(folder: Path, name: str = "q-{run}", **sections: object) -> str:
     path = folder / "spec.yaml"
     content = document(**inputs_in(folder), **sections)
+    tiny = {"base_emb_dim": 64, "base_num_decoder_layers": 1, "max_target_length": 64}  # fits into any machine
+    content["train"] = {"maxtext": tiny, **content["train"]}
     content["run"]["name"] = name
     path.write_text(yaml.safe_dump(content))
     return str(path)

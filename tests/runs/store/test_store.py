@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 from elastic_tpu.runs.errors import BadInput, Changed, Damaged, ExitCode, NotFound, Unreachable
 from elastic_tpu.runs.errors import Exists as AlreadyExists
+from elastic_tpu.runs.store import posix
 from elastic_tpu.runs.store.base import CHUNK, LARGEST, Store
 from elastic_tpu.runs.store.open import open_store
 from elastic_tpu.runs.store.posix import PosixStore
@@ -346,7 +347,7 @@ def test_nothing_is_left_behind_by_writes_that_fail(tmp_path: Path) -> None:
         store.replace("x", b"2", "1")
     store.replace("x", b"2", generation)
     store.now()
-    assert [path.name for path in tmp_path.rglob("*")] == ["x"]
+    assert {path.name for path in tmp_path.rglob("*")} == {"x", ".tmp-lock"}
 
 
 def test_a_file_in_the_place_of_a_folder_is_named(tmp_path: Path) -> None:
@@ -418,19 +419,39 @@ def test_a_file_that_is_deleted_and_created_within_one_tick_gets_another_generat
         store.replace("x", b"3", old)
 
 
-def test_where_a_folder_cannot_be_locked_a_hidden_file_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    flock = fcntl.flock
+def test_a_reader_who_locks_the_folder_keeps_no_writer_waiting(tmp_path: Path) -> None:
+    folder = os.open(tmp_path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fcntl.flock(folder, fcntl.LOCK_EX)
+        store = open_store(str(tmp_path))
+        store.replace("x", b"2", store.create("x", b"1"))
+    finally:
+        os.close(folder)
+    assert [(e.name, e.size) for e in store.list()] == [("x", 1)]  # the lock file is in no listing
 
-    def like_nfs(descriptor: int, how: int) -> None:
-        if Path(f"/proc/self/fd/{descriptor}").readlink() == tmp_path:
-            raise OSError(errno.EBADF, "Bad file descriptor")
-        flock(descriptor, how)
 
-    monkeypatch.setattr(fcntl, "flock", like_nfs)
+@pytest.mark.parametrize(("folder", "lock", "file"), [(0o755, 0o600, 0o640), (0o775, 0o660, 0o640)])
+def test_only_those_who_may_write_can_open_the_lock(tmp_path: Path, folder: int, lock: int, file: int) -> None:
+    tmp_path.chmod(folder)
+    before = os.umask(0o022)
+    try:
+        open_store(str(tmp_path)).create("x", b"1")
+    finally:
+        os.umask(before)
+    assert ((tmp_path / ".tmp-lock").stat().st_mode & 0o777, (tmp_path / "x").stat().st_mode & 0o777) == (lock, file)
+
+
+def test_a_lock_that_is_held_for_too_long_names_its_holder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(posix, "_LOCKED", 0.05)
     store = open_store(str(tmp_path))
-    store.replace("x", b"2", store.create("x", b"1"))
-    assert [(e.name, e.size) for e in store.list()] == [("x", 1)]
-    assert (tmp_path / ".tmp-lock").exists()
+    store.create("x", b"1")
+    lock = os.open(tmp_path / ".tmp-lock", os.O_RDWR)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        with pytest.raises(Unreachable, match=rf"\.tmp-lock: locked for 0 s by pid {os.getpid()} on "):
+            store.put("x", b"2")
+    finally:
+        os.close(lock)
 
 
 @pytest.mark.parametrize(
@@ -449,7 +470,7 @@ def test_trouble_with_the_filesystem_names_the_file(
     with pytest.raises(error, match=r"status\.json.*" + os.strerror(number)):
         store.put("status.json", b"new")
     assert store.read("status.json").data == b"old"
-    assert [path.name for path in tmp_path.iterdir()] == ["status.json"]
+    assert {path.name for path in tmp_path.iterdir()} == {"status.json", ".tmp-lock"}
 
 
 # In a bucket only: what can happen to a request.
