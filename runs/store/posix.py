@@ -194,12 +194,17 @@ class PosixStore:
           Unreachable: another process holds it for longer than `_LOCKED`; it is named.
         """
         path = self._root / (TEMPORARY + "lock")
-        mode = 0o660 if self._root.stat().st_mode & 0o020 else 0o600  # 0o020: a group writes here
-        lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, mode)
+        how = os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC
         try:
+            lock = os.open(path, how)
+        except FileNotFoundError:
+            lock = os.open(path, how | os.O_CREAT, 0o600)
+        try:
+            writers = self._root.stat().st_mode & 0o022  # besides the owner: group, others
+            mode = 0o600 | writers | writers << 1
             there = os.fstat(lock)
             if there.st_uid == os.getuid() and S_IMODE(there.st_mode) != mode:
-                os.fchmod(lock, mode)  # whatever the umask took from it
+                os.fchmod(lock, mode)
             deadline = time.monotonic() + _LOCKED
             while True:
                 try:

@@ -430,7 +430,9 @@ def test_a_reader_who_locks_the_folder_keeps_no_writer_waiting(tmp_path: Path) -
     assert [(e.name, e.size) for e in store.list()] == [("x", 1)]  # the lock file is in no listing
 
 
-@pytest.mark.parametrize(("folder", "lock", "file"), [(0o755, 0o600, 0o640), (0o775, 0o660, 0o640)])
+@pytest.mark.parametrize(
+    ("folder", "lock", "file"), [(0o755, 0o600, 0o640), (0o2775, 0o660, 0o640), (0o1777, 0o666, 0o640)]
+)
 def test_only_those_who_may_write_can_open_the_lock(tmp_path: Path, folder: int, lock: int, file: int) -> None:
     tmp_path.chmod(folder)
     before = os.umask(0o022)
