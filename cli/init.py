@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shlex
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,11 +37,14 @@ def init(source: str, out: str | None, tokenizer: str | None, column: str, force
     """
     extras.require("trainer", "elastic-tpu init")
     data = Path(source).expanduser()
-    files = texts.find(data)
     folder = Path(out).expanduser() if out else Path(f"{data.resolve().name.removesuffix(data.suffix)}-run")
-    _refuse_overwriting(folder, force)
+    files = texts.find(data, but=folder)  # what an earlier `init` wrote may be among the data
+    _refuse_overwriting(folder, tokenizer is None, force)
     console = OutputConsole(soft_wrap=True, highlight=False)
-    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise BadInput(f"--out: {folder}: {error.strerror}; give another folder") from None
     partial = [folder / f".{name}.partial" for name in (_TRAIN, _HELD_OUT)]
     try:
         chosen = _tokenizer(tokenizer, texts.sample(files, column))
@@ -65,14 +69,15 @@ def init(source: str, out: str | None, tokenizer: str | None, column: str, force
         ("wrote", f"{folder / _TRAIN}: {found.train:,} rows of at most {longest} bytes"),
         ("", f"{folder / _HELD_OUT}: {found.held_out:,} rows of other documents, held out for the evaluation"),
         ("", f"{folder / _SPEC}: a small model for this machine; every line may be changed"),
-        ("next", f"elastic-tpu plan {folder / _SPEC}"),
-        ("", f"elastic-tpu run {folder / _SPEC}"),
+        ("next", f"elastic-tpu plan {shlex.quote(str(folder / _SPEC))}"),
+        ("", f"elastic-tpu run {shlex.quote(str(folder / _SPEC))}"),
     ]
     print_rows(console, rows)
 
 
-def _refuse_overwriting(folder: Path, force: bool) -> None:
-    there = [name for name in (_SPEC, _TRAIN, _HELD_OUT) if (folder / name).exists()]
+def _refuse_overwriting(folder: Path, with_tokenizer: bool, force: bool) -> None:
+    written = (_SPEC, _TRAIN, _HELD_OUT, *([_TOKENIZER] if with_tokenizer else []))
+    there = [name for name in written if (folder / name).exists()]
     if there and not force:
         raise BadInput(f"{folder} holds {', '.join(there)} already; give another folder by `--out`, or `--force`")
 

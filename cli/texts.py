@@ -23,8 +23,8 @@ KINDS = (".txt", ".jsonl", ".parquet")
 _ONE_IN = 20  # documents held out
 _ROWS = 4096  # rows of a row group
 _SAMPLE = 200  # documents by which a tokenizer is measured
-_TOLD = 10.0  # seconds between two lines of progress where there is no terminal
-_PARAGRAPHS = re.compile(r"\n\s*\n")
+_PARAGRAPH = 2**16  # characters after which a paragraph that goes on becomes another document
+_TOLD, _FIRST = 10.0, 2.0  # seconds between two lines of progress where there is no terminal, and until the first
 
 
 @dataclass
@@ -38,19 +38,21 @@ class Found:
     train_size: int = 0
 
 
-def find(source: Path) -> list[Path]:
-    """The files of a folder and those below it, or one file; sorted, hidden ones left out.
+def find(source: Path, but: Path) -> list[Path]:
+    """The files of a folder and those below it, or one file; sorted, without hidden ones and those below `but`.
 
     Raises:
       BadInput: there are none of the kinds that are read.
     """
-    if source.is_file() and source.suffix in KINDS:
+    if source.is_file() and source.suffix.lower() in KINDS:
         return [source]
-    if not source.exists():
-        raise BadInput([Problem("DATA", str(source), "is not there; give a folder or a file of text")])
+    if not source.is_file() and not source.is_dir():
+        why = "is no regular file" if source.exists() else "is not there"
+        raise BadInput([Problem("DATA", str(source), f"{why}; give a folder or a file of text")])
     inside = sorted(p for p in source.rglob("*") if p.is_file()) if source.is_dir() else [source]
     seen = [p for p in inside if not any(part.startswith(".") for part in p.relative_to(source).parts)]
-    files = [path for path in seen if path.suffix in KINDS]
+    ours = but.resolve()
+    files = [path for path in seen if path.suffix.lower() in KINDS and ours not in path.resolve().parents]
     if not files:
         others = ", ".join(sorted({path.suffix or path.name for path in seen})[:5])
         there = f"only {others}" if others else "and is empty"
@@ -113,8 +115,13 @@ def documents(path: Path, column: str) -> Iterator[str]:
     Raises:
       BadInput: names file, line and cure.
     """
-    reader = {".txt": _text, ".jsonl": _json_lines, ".parquet": _parquet}[path.suffix]
+    reader = {".txt": _text, ".jsonl": _json_lines, ".parquet": _parquet}[path.suffix.lower()]
     for text in reader(path, column):
+        try:
+            text.encode()
+        except UnicodeEncodeError:
+            why = f"holds half a character (a lone surrogate) in {ascii(text)[:60]}; correct or leave out that document"
+            raise BadInput([Problem("DATA", str(path), why)]) from None
         if text.strip():
             yield text.strip()
 
@@ -139,13 +146,14 @@ def rows(text: str, longest: int) -> Iterator[str]:
 
 def _text(path: Path, column: str) -> Iterator[str]:
     del column
-    paragraph: list[str] = []
+    paragraph, size = list[str](), 0
     for _, line in _lines(path):
         if line.strip():
             paragraph.append(line)
-        elif paragraph:
+            size += len(line)
+        if paragraph and (not line.strip() or size > _PARAGRAPH):
             yield "".join(paragraph)
-            paragraph = []
+            paragraph, size = [], 0
     yield "".join(paragraph)
 
 
@@ -155,7 +163,7 @@ def _json_lines(path: Path, column: str) -> Iterator[str]:
             continue
         try:
             row = json.loads(line)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise _bad(path, number, f"is not JSON ({error}); correct it, one object a line") from None
         if not isinstance(row, dict):
             raise _bad(path, number, f"is no object but {str(row)[:40]}; one object a line is read")
@@ -191,12 +199,13 @@ def _parquet(path: Path, column: str) -> Iterator[str]:
                 cure = f"has no column {column!r}, only {', '.join(names)}; choose one by --text"
                 raise BadInput([Problem("DATA", str(path), cure)])
             kind = file.schema_arrow.field(column).type
+            kind = kind.value_type if types.is_dictionary(kind) else kind
             if not (types.is_string(kind) or types.is_large_string(kind)):
                 cure = f"column {column!r} is of type {kind}, not string; choose one by --text"
                 raise BadInput([Problem("DATA", str(path), cure)])
             for batch in file.iter_batches(_ROWS, columns=[column]):
                 yield from (text for text in batch.column(0).to_pylist() if text is not None)
-    except pa.ArrowException as error:
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         raise BadInput([Problem("DATA", str(path), f"is no readable Parquet file ({str(error)[:80]})")]) from None
 
 
@@ -209,7 +218,7 @@ class _Progress:
 
     def __init__(self, total: int) -> None:
         console = Console(stderr=True)
-        self._total, self._told = total, time.monotonic()
+        self._total, self._told = total, time.monotonic() - _TOLD + _FIRST
         self._bar = Progress(
             TextColumn("reading"), BarColumn(), DownloadColumn(), console=console, disable=not console.is_terminal
         )

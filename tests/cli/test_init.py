@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -98,6 +99,8 @@ def test_nothing_is_written_over_without_a_word(tmp_path: Path) -> None:
         ("a.pdf", b"x", "holds no .txt, .jsonl, .parquet file, only .pdf"),
         ("a.txt", b"too little", "too little to train and hold out"),
         ("a.txt", b"", "too little to train and hold out"),
+        ("a.jsonl", b'{"text": "\\ud800"}\n', "holds half a character (a lone surrogate)"),
+        ("a.jsonl", b"[" * 100_000, "line 1', is not JSON"),
     ],
 )
 def test_what_cannot_be_used_is_named_and_leaves_nothing(tmp_path: Path, name: str, content: bytes, says: str) -> None:
@@ -107,6 +110,49 @@ def test_what_cannot_be_used_is_named_and_leaves_nothing(tmp_path: Path, name: s
     assert refused.exit_code == ExitCode.BAD_INPUT
     assert says in refused.output
     assert not (tmp_path / "made").exists()
+
+
+def test_a_tokenizer_that_is_there_is_kept(tmp_path: Path) -> None:
+    data = write(tmp_path / "texts", "txt")
+    mine = write_tokenizer(tmp_path / "made" / "tokenizer") / "tokenizer.json"
+    before = mine.read_bytes()
+    refused = init(data)
+    assert refused.exit_code == ExitCode.BAD_INPUT
+    assert "holds tokenizer already" in refused.output
+    assert mine.read_bytes() == before
+    assert init(data, "--tokenizer", str(mine.parent)).exit_code == 0
+
+
+def test_what_it_wrote_is_not_read_again(tmp_path: Path) -> None:
+    data = write(tmp_path / "made", "txt")  # the data and the output are in one folder
+    first = init(data)
+    again = init(data, "--force")
+    assert (first.exit_code, again.exit_code) == (ExitCode.BAD_INPUT, ExitCode.BAD_INPUT)
+    data = write(tmp_path, "txt")
+    assert CliRunner().invoke(app, ["init", str(data), "--out", str(data / "run")]).exit_code == 0
+    rows = rows_of(data / "run" / "train.parquet")
+    assert CliRunner().invoke(app, ["init", str(data), "--out", str(data / "run"), "--force"]).exit_code == 0
+    assert rows_of(data / "run" / "train.parquet") == rows
+
+
+def test_a_place_that_cannot_be_used_is_named_at_once(tmp_path: Path) -> None:
+    data = write(tmp_path / "texts", "txt")
+    (tmp_path / "made").write_text("a file")
+    refused = init(data)
+    assert refused.exit_code == ExitCode.BAD_INPUT
+    assert "give another folder" in refused.output
+    os.mkfifo(tmp_path / "pipe.txt")
+    refused = init(tmp_path / "pipe.txt", "--out", str(tmp_path / "elsewhere"))
+    assert refused.exit_code == ExitCode.BAD_INPUT
+    assert "is no regular file" in refused.output
+
+
+def test_a_long_text_without_blank_lines_is_many_documents(tmp_path: Path) -> None:
+    (tmp_path / "texts").mkdir()
+    (tmp_path / "texts" / "A.TXT").write_text("".join(f"line {i} of a long poem\n" for i in range(100_000)))
+    done = init(tmp_path / "texts")
+    assert done.exit_code == 0, done.output
+    assert rows_of(tmp_path / "made" / "valid.parquet")
 
 
 def test_a_folder_that_is_no_tokenizer_is_refused(tmp_path: Path) -> None:
