@@ -19,6 +19,7 @@ from ..runs.record.result import read_result
 from ..runs.record.run import Run
 from ..runs.record.start import this_person
 from ..runs.record.status import read_status
+from ..runs.spec import input_files
 from ..runs.units import show_duration
 from ..stages.open import open_stage, start_or_open_with_login
 from ..stages.results import StageResult
@@ -44,6 +45,8 @@ def follow(source: str, take_over: bool, how: type[Follower] | None = None) -> i
     was_driven = read_claim(run.store) is not None
     with _sigterm_as_interrupt(), make_display() as display:
         display.say(f"run {run.uri}" + (f" (going on with it: {_so_far(run)})" if was_driven else ""))
+        for line in input_files.unread(run.spec.model_dump()):
+            display.say(f"note: {line}")
         driver = (how or Follower)(run, who, take_over, display)
         code = driver.drive()
     console = LastingConsole()

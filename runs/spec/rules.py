@@ -218,8 +218,9 @@ def _evaluation(spec: RunSpec) -> Iterator[Problem]:
 def _gate(spec: RunSpec) -> Iterator[Problem]:
     if not spec.evaluate or gke_rules.own_evaluator(spec):
         return
-    if spec.evaluate.gate and not spec.evaluate.heldout:
-        yield Problem("evaluate.gate", None, "needs `evaluate.heldout: true`, or no gate")
+    if not spec.evaluate.heldout:
+        cure = "and without an evaluator of your own nothing is measured; set `evaluate: false`, or leave heldout out"
+        yield Problem("evaluate.heldout", False, cure)
         return
     for index, text in enumerate(spec.evaluate.gate):
         if parse_gate(text).metric not in METRICS:

@@ -133,6 +133,7 @@ MISTAKES: list[tuple[dict[str, Any], str]] = [
         document(train={"maxtext": {"base_num_kv_heads": 3}}),
         "train.maxtext.base_num_kv_heads: 3, must divide base_num_query_heads (16)",
     ),
+    (document(evaluate={"heldout": False}), "evaluate.heldout: False, and without an evaluator of your own nothing is"),
     (document(evaluate={"gate": ["loss <= 9"]}), "evaluate.gate.0: 'loss <= 9', nothing measures that; there are held"),
     (document(run={"labels": {7: "x"}}), "run.labels.7: 7, its name must be text; put it in quotes"),
     (document(run={"name": 2026}), "run.name: 2026, must be text; put it in quotes"),

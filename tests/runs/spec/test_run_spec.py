@@ -100,7 +100,7 @@ def test_a_number_above_2_to_53_survives(value: object) -> None:
 
 @pytest.mark.parametrize(("text", "value"), [("False", False), ("false", False), (False, False), ("true", True)])
 def test_truth_values_arrive_as_text(text: object, value: bool) -> None:
-    evaluate = check(document(evaluate={"heldout": text})).evaluate
+    evaluate = RunSpec.model_validate(document(evaluate={"heldout": text})).evaluate
     assert evaluate
     assert evaluate.heldout is value
 
