@@ -20,6 +20,7 @@ _BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 _LOGIT = 10  # bytes: in float32 and in the model's type, and the gradient
 _SCORE = 13  # bytes of an attention score, where no kernel computes attention in tiles
 _WHOLE_SCORES = ("dot_product",)
+_SHARDING = ("fsdp_transpose", "tensor", "tensor_transpose", "tensor_sequence", "expert", "stage")  # beside fsdp
 _FULL = ("full", "none", "None", None)
 
 
@@ -96,7 +97,7 @@ def estimate(keys: Mapping[str, Any], devices: int, slices: int) -> Memory | Non
     first_moment = _BYTES.get(str(keys.get("mu_dtype") or keys.get("weight_dtype")), 4)
     moments = {"sgd": 0, "muon": first_moment}.get(str(keys.get("opt_type")), first_moment + weight)
     parameters, optimizer = count * weight / GIB, count * moments / GIB
-    ways = fsdp_ways(keys, devices, slices)
+    ways = _weight_ways(keys, devices, slices)
     per_device = (parameters * 2 + optimizer) / ways if ways else None  # weights, gradients, moments
     activations = _activations(keys) if ways else (None, None, None)
     return Memory(count, parameters, optimizer, parameters + optimizer, per_device, *activations)
@@ -106,7 +107,9 @@ def _activations(keys: Mapping[str, Any]) -> tuple[float | None, float | None, f
     """GiB on a device: saved for the backward pass, logits, scores; None if a key is missing."""
     try:
         length = int(keys["max_target_length"])
-        tokens = float(keys["per_device_batch_size"]) * length / _model_ways(keys)
+        # The batch is that of all devices. An axis that is no batch axis makes sequences a device more, and what is
+        # sharded over it less by as much.
+        tokens = float(keys["per_device_batch_size"]) * length
         emb, layers, vocab = (int(keys[f]) for f in ("base_emb_dim", "base_num_decoder_layers", "vocab_size"))
         heads, kv, dim = (int(keys[f]) for f in ("base_num_query_heads", "base_num_kv_heads", "head_dim"))
         mlp = int(keys["base_mlp_dim"])
@@ -125,13 +128,13 @@ def _activations(keys: Mapping[str, Any]) -> tuple[float | None, float | None, f
     return saved / GIB, tokens * vocab * _LOGIT / tiles / GIB, scores / GIB
 
 
-def _model_ways(keys: Mapping[str, Any]) -> int:
-    """Devices that share the work on one sequence: every mesh axis but data and fsdp; an open axis counts as one."""
-    ways = 1
-    for key, value in keys.items():
+def _weight_ways(keys: Mapping[str, Any], devices: int, slices: int) -> int | None:
+    """Devices that share one copy of the state: the fsdp axes, and every other that MaxText shards weights over."""
+    ways = fsdp_ways(keys, devices, slices)
+    for key, value in keys.items() if ways else ():
         axis = re.fullmatch(r"(?:ici|dcn)_(\w+)_parallelism", key)
-        if axis and axis[1] not in ("data", "fsdp", "diloco") and isinstance(value, int) and value > 1:
-            ways *= value
+        if axis and axis[1] in _SHARDING:
+            ways = ways and (devices if value == -1 else ways * max(1, int(value or 1)))
     return ways
 
 

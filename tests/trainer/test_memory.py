@@ -28,6 +28,7 @@ SHAPES: dict[str, dict[str, Any]] = {
     "many tokens": {"per_device_batch_size": 16},
     "a large vocabulary": {"vocab_size": 65_536},
     "long sequences": {"max_target_length": 2048},
+    "tensor parallelism": {"vocab_size": 65_536, "ici_fsdp_parallelism": 1, "ici_tensor_parallelism": 2},
     "many layers that save much": {"base_num_decoder_layers": 24, "remat_policy": "minimal"},
 }
 

@@ -96,6 +96,15 @@ def test_memory_of_a_step_in_parts() -> None:
     assert tiled.logits_gib == pytest.approx(memory.logits_gib / 4)
 
 
+def test_every_axis_that_shards_weights_divides_the_state() -> None:
+    fsdp = on_v5e(per_device_batch_size=1).memory
+    tensor = on_v5e(per_device_batch_size=1, ici_fsdp_parallelism=1, ici_tensor_parallelism=4).memory
+    assert fsdp is not None
+    assert tensor is not None
+    assert tensor.per_device_gib == fsdp.per_device_gib
+    assert tensor.logits_gib == fsdp.logits_gib  # four times the sequences, each with a quarter of the vocabulary
+
+
 def test_a_step_that_may_not_fit_into_a_tpu_is_noted() -> None:
     assert on_v5e(per_device_batch_size=2).notes == ()
     (note,) = on_v5e(per_device_batch_size=5).notes
