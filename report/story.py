@@ -98,7 +98,7 @@ def tell(records: Records) -> Story:
         headline=headline(records),
         simulated=is_simulated(records.spec.traits, records.events),
         curve=curve(records.losses),
-        step_times=step_times(records.losses),
+        step_times=step_times(records.losses, records.events),
         speed=speed(records),
         goodput=spent,
         recovering=_recovering(records),
@@ -148,14 +148,15 @@ def curve(losses: Sequence[Loss]) -> Curve:
     return Curve(tuple(kept), tuple(repeated))
 
 
-def step_times(losses: Sequence[Loss]) -> tuple[Loss, ...]:
+def step_times(losses: Sequence[Loss], events: Sequence[Event] = ()) -> tuple[Loss, ...]:
     """Wall seconds a step, by step, between losses that follow one another; a later try of a step replaces an earlier.
 
-    A stretch's first step has none: before it came a start or a recovery.
+    A stretch's first step has none: before it came a start or a recovery, also one that lost no step.
     """
+    restored = [e.step for e in events if e.kind == "train.restored" and e.step is not None]
     found = {}
     for before, point in pairwise(losses):
-        if before.step < point.step:
+        if before.step < point.step and not any(before.step <= step < point.step for step in restored):
             seconds = (point.time - before.time) / (point.step - before.step)
             found[point.step] = Loss(point.step, max(0.0, seconds), point.time)
     return tuple(found[step] for step in sorted(found))
@@ -163,7 +164,7 @@ def step_times(losses: Sequence[Loss]) -> tuple[Loss, ...]:
 
 def speed(records: Records) -> Speed | None:
     """How fast the run trains; None before it has done two steps in a row."""
-    seconds = [p.loss for p in step_times(records.losses) if p.loss]
+    seconds = [p.loss for p in step_times(records.losses, records.events) if p.loss]
     if not seconds:
         return None
     step, plan = median(seconds), records.plan

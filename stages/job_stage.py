@@ -44,7 +44,7 @@ class JobStage:
         self._proof = PROOFS[step.name]
         self._verdict: Verdict | None = None
         self._told = ""
-        self._in_report = (0, -1)  # recoveries and newest proven step that the report tells of
+        self._in_report = (1, 0, -1)  # attempt, recoveries of it and newest proven step that the report tells of
         self._reported_at = float("-inf")
 
     def submit(self) -> None:
@@ -143,7 +143,7 @@ class JobStage:
 
     def _report(self, status: Status) -> None:
         """Write the report anew at each recovery and proven checkpoint, not more often than every 15 s."""
-        news = (status.recovery, -1 if status.proven_step is None else status.proven_step)
+        news = (status.attempt, status.recovery, -1 if status.proven_step is None else status.proven_step)
         if news > self._in_report and time.monotonic() - self._reported_at > _REPORT_EVERY:
             self._in_report, self._reported_at = news, time.monotonic()
             write_report(self)

@@ -370,6 +370,13 @@ def test_step_times_leave_out_recoveries_and_give_tokens_a_second() -> None:
     assert "tokens/s" in laid_out(of(losses=losses, plan=plan)).fields["speed"]
 
 
+def test_the_time_between_two_processes_is_no_step_time() -> None:
+    # Stopped in order after step 10, gone on with an hour later: no step is done twice.
+    losses = tuple(Loss(step, 1.0, when) for step, when in [(9, 0.0), (10, 2.0), (11, 3602.0), (12, 3604.0)])
+    found = tell(of(losses=losses, events=(event(3600, "train.restored", 10),))).step_times
+    assert [(p.step, p.loss) for p in found] == [(10, 2.0), (12, 2.0)]
+
+
 def test_simulated_slices_are_called_simulated_and_others_are_not() -> None:
     assert "simulated slices" in laid_out(of()).text
     assert "not figures of TPUs" in laid_out(of()).text

@@ -170,3 +170,5 @@ def test_the_report_is_written_anew_at_a_recovery_and_a_proven_checkpoint(
     now -= 15.0  # so that the next news comes a second later
     assert not report_after(proven_step=20, recovery=1)
     assert report_after(proven_step=20, recovery=1)  # told with the next look, not lost
+    assert report_after(attempt=2, proven_step=20)  # a new process counts its recoveries from 0
+    assert report_after(attempt=2, proven_step=30)
