@@ -76,9 +76,11 @@ format: $(READY) ## rewrite the sources as ruff wants them
 	$(BIN)/ruff check --fix-only .
 	$(BIN)/ruff format .
 
-lock: $(READY) ## resolve requirements.lock again; UPGRADE=1 takes the newest versions
-	$(BIN)/uv pip compile setup.py --all-extras --universal --python-version 3.12 $(if $(UPGRADE),--upgrade) \
-		--generate-hashes --no-emit-index-url --annotation-style line --custom-compile-command "make lock" --quiet -o requirements.lock
+COMPILE = $(BIN)/uv pip compile --universal --python-version 3.12 $(if $(UPGRADE),--upgrade) --generate-hashes \
+	--no-emit-index-url --annotation-style line --custom-compile-command "make lock" --quiet
+lock: $(READY) ## resolve requirements.lock and deploy/tpu.lock again; UPGRADE=1 takes the newest versions
+	$(COMPILE) setup.py --all-extras -o requirements.lock
+	echo 'jax[tpu]' | $(COMPILE) - -c requirements.lock -o deploy/tpu.lock
 
 audit: $(READY) ## ask a public database for known faults in the locked packages; by hand, needs the network
 	$(BIN)/uv tool run pip-audit --requirement requirements.lock --require-hashes --disable-pip

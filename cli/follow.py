@@ -10,6 +10,7 @@ from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import Any
 
+from ..runs import masking
 from ..runs.errors import ElasticTPUError, ExitCode, HeldByAnother, NotFound, Unreachable
 from ..runs.judge.verdict import Verdict
 from ..runs.record import paths
@@ -101,8 +102,9 @@ class Follower:
         except ElasticTPUError as error:
             code, self.error = int(error.code), str(error)
         except Exception as error:
-            code, self.error = int(ExitCode.BUG), f"a bug of elastic-tpu: {type(error).__name__}: {error}"
-            self._display.say(traceback.format_exc())
+            code = int(ExitCode.BUG)
+            self.error = masking.mask(f"a bug of elastic-tpu: {type(error).__name__}: {error}")
+            self._display.say(masking.mask(traceback.format_exc()))
         if code and self._term is not None:
             self._give_back()
         elif not code:

@@ -18,6 +18,7 @@ from .display import OutputConsole, print_rows
 _SLICES, _DEVICES = 2, 2  # simulated slices, and devices of each
 _STEPS, _SEQUENCE = 200, 256
 _SPEC, _TRAIN, _HELD_OUT, _TOKENIZER = "spec.yaml", "train.parquet", "valid.parquet", "tokenizer"
+_WRITTEN = (_TRAIN, _HELD_OUT, _SPEC)
 
 
 @dataclass(frozen=True)
@@ -45,7 +46,7 @@ def init(source: str, out: str | None, tokenizer: str | None, column: str, force
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise BadInput(f"--out: {folder}: {error.strerror}; give another folder") from None
-    partial = [folder / f".{name}.partial" for name in (_TRAIN, _HELD_OUT)]
+    partial = [folder / f".{name}.partial" for name in _WRITTEN]
     try:
         chosen = _tokenizer(tokenizer, texts.sample(files, column))
         # MaxText cuts a row that is longer than its sequence, so the rows are made to fit.
@@ -54,9 +55,9 @@ def init(source: str, out: str | None, tokenizer: str | None, column: str, force
         _require_enough(data, found)
         if chosen.folder is None:
             byte_tokenizer.write(folder / _TOKENIZER)
-        for path, name in zip(partial, (_TRAIN, _HELD_OUT), strict=True):
+        partial[2].write_text(_spec(folder, chosen, found))
+        for path, name in zip(partial, _WRITTEN, strict=True):  # the spec last: with it the set is whole
             path.replace(folder / name)
-        (folder / _SPEC).write_text(_spec(folder, chosen, found))
     finally:
         for path in partial:
             path.unlink(missing_ok=True)
@@ -76,7 +77,7 @@ def init(source: str, out: str | None, tokenizer: str | None, column: str, force
 
 
 def _refuse_overwriting(folder: Path, with_tokenizer: bool, force: bool) -> None:
-    written = (_SPEC, _TRAIN, _HELD_OUT, *([_TOKENIZER] if with_tokenizer else []))
+    written = (*_WRITTEN, *([_TOKENIZER] if with_tokenizer else []))
     there = [name for name in written if (folder / name).exists()]
     if there and not force:
         raise BadInput(f"{folder} holds {', '.join(there)} already; give another folder by `--out`, or `--force`")

@@ -22,6 +22,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from .. import __version__
+from ..runs import masking
 from ..runs.errors import ElasticTPUError, ExitCode, Infrastructure, Unreachable
 from ..runs.extras import needed
 from ..runs.units import show_duration
@@ -84,8 +85,8 @@ def run_step(
         except ElasticTPUError as error:
             note = Note(name, int(error.code), str(error))
         except Exception as error:
-            say(traceback.format_exc())
-            note = Note(name, int(ExitCode.BUG), f"a bug of elastic-tpu: {type(error).__name__}: {error}")
+            say(masking.mask(traceback.format_exc()))
+            note = Note(name, int(ExitCode.BUG), masking.mask(f"a bug of elastic-tpu: {type(error).__name__}: {error}"))
         file.write(note)
     what = "" if ExitCode.of(note.code).outcome in ("complete", "cancelled") else "error: "  # a stop is none
     say(f"{name}: {what}{note.reason or note.summary}")

@@ -14,8 +14,9 @@ COPY . .
 RUN sed -n '/^uv==/,/^ *#/p' requirements.lock > /tmp/uv.txt \
     && pip install --no-cache-dir --no-deps --require-hashes -r /tmp/uv.txt \
     && python -m venv /opt/trainer \
-    # jax[tpu]: libtpu, for an evaluation on a TPU host; under Pathways the trainer needs none.
-    && uv pip install --python /opt/trainer/bin/python --no-cache -c requirements.lock '.[trainer]' 'jax[tpu]'
+    # jax[tpu]: libtpu, for an evaluation on a TPU host; under Pathways the trainer needs none. `-b`: for what builds.
+    && uv pip install --python /opt/trainer/bin/python --no-cache \
+        -c requirements.lock -c deploy/tpu.lock -b requirements.lock '.[trainer]' 'jax[tpu]'
 
 FROM ${BASE}
 COPY --from=build /opt/trainer /opt/trainer

@@ -164,16 +164,23 @@ def test_the_wheel_holds_the_rooms_and_their_data_and_nothing_else(tmp_path: Pat
     assert "elastic_tpu/runs/spec/tpu_table.yaml" in names
 
 
-def locked() -> dict[str, list[str]]:
+def locked(name: str = "requirements.lock") -> dict[str, list[str]]:
     """Hashes by requirement."""
-    whole = (ROOT / "requirements.lock").read_text(encoding="utf-8").replace("\\\n", " ")
+    whole = (ROOT / name).read_text(encoding="utf-8").replace("\\\n", " ")
     lines = [line for line in whole.splitlines() if line.strip() and not line.lstrip().startswith("#")]
     return {line.partition("--hash")[0].strip(): re.findall(r"--hash=(\S+)", line) for line in lines}
 
 
-def test_the_lock_names_versions_and_hashes_only() -> None:
-    lock = locked()
-    assert len(lock) > 100
+def test_what_only_a_tpu_needs_is_locked_to_the_same_versions() -> None:
+    lock, tpu = locked(), locked("deploy/tpu.lock")
+    (libtpu,) = (need for need in tpu if need.startswith("libtpu=="))
+    assert {need: tpu[need] for need in tpu if need != libtpu}.items() <= lock.items()
+
+
+@pytest.mark.parametrize(("name", "least"), [("requirements.lock", 100), ("deploy/tpu.lock", 5)])
+def test_the_lock_names_versions_and_hashes_only(name: str, least: int) -> None:
+    lock = locked(name)
+    assert len(lock) > least
     assert [need for need in lock if "==" not in need or "://" in need or need.startswith("-")] == []
     sha256 = re.compile("sha256:[0-9a-f]{64}")
     assert [need for need, hashes in lock.items() if not hashes or not all(map(sha256.fullmatch, hashes))] == []
@@ -194,7 +201,8 @@ def test_an_image_gets_what_the_package_is_made_of_and_nothing_else() -> None:
     assert lines[0] == "*"
     allowed = {line[1:] for line in lines if line.startswith("!")}
     files = {"__init__.py", "__main__.py", "py.typed", "LICENSE", "README.md"}
-    assert allowed == {*ROOMS, *files, "setup.py", "pyproject.toml", "requirements.lock"}
+    locks = {"requirements.lock", "deploy/tpu.lock"}
+    assert allowed == {*ROOMS, *files, *locks, "setup.py", "pyproject.toml"}
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "deploy").glob("*.Dockerfile")), ids=lambda path: path.name)
@@ -208,7 +216,8 @@ def test_an_image_is_small_checks_hashes_and_runs_as_nobody(path: Path) -> None:
     assert last[-1] == ["USER", "65532:65532"]
     installs = re.findall(r"(?:uv )?pip install[^&]*", text)
     assert installs
-    assert [run for run in installs if "--require-hashes" not in run and "-c requirements.lock" not in run] == []
+    checked = ("--require-hashes", "-c requirements.lock -c deploy/tpu.lock -b requirements.lock")
+    assert [run for run in installs if not any(option in " ".join(run.split()) for option in checked)] == []
 
 
 # ---- set-up and CI

@@ -195,7 +195,7 @@ def tail(path: Path, start: int) -> str:
             text = file.read().decode(errors="replace")
     except OSError:
         return ""
-    return masking.mask("\n".join(text.splitlines()[-_TAIL:]))
+    return "\n".join(masking.mask(text).splitlines()[-_TAIL:])  # a credential that is cut off looks like none
 
 
 # What logging, and an error on stderr, put before the words.

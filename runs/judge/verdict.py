@@ -50,6 +50,11 @@ class Observation:
     seen_at: datetime | None = None
     stuck: bool = False
 
+    def __post_init__(self) -> None:
+        # A platform may show a trainer's last log line (a pod's termination message), and `status` shows this.
+        object.__setattr__(self, "detail", masking.mask(self.detail))
+        object.__setattr__(self, "evidence", masking.mask_all(self.evidence))
+
 
 @dataclass(frozen=True)
 class Verdict:

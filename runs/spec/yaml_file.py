@@ -25,6 +25,7 @@ from yaml.nodes import MappingNode, Node, ScalarNode
 from yaml.reader import ReaderError
 
 from ..errors import BadInput, NotFound
+from ..masking import looks_secret
 from ..store.open import open_store
 from .run_spec import SPEC_SUFFIXES, is_bucket, is_spec_name
 
@@ -32,6 +33,7 @@ LARGEST = 2**20
 """Bytes of a file."""
 
 _DEEPEST = 64
+_LONGEST_LINE = 100_000  # characters that are looked at
 _LONGEST_NUMBER = 1000  # characters; Python does not print whole numbers of more than 4300 digits
 _TAG = "tag:yaml.org,2002:"
 
@@ -99,8 +101,21 @@ def _load(kind: type[_Limited], data: bytes, source: str) -> Any:
     except UnicodeDecodeError as error:
         why = f"not text in UTF-8 (byte {error.start}: {error.reason})"
     except yaml.YAMLError as error:
+        _hide_secrets(error)
         why = str(error)  # with its line breaks: it shows the line, with a caret below the column
     raise BadInput(f"{source}: not readable as YAML:\n{textwrap.indent(why, '  ')}")
+
+
+def _hide_secrets(error: yaml.YAMLError) -> None:
+    """Take out of the error the lines that hold a credential; where they are stays."""
+    for mark in (getattr(error, "context_mark", None), getattr(error, "problem_mark", None)):
+        if mark is None or mark.buffer is None:
+            continue
+        begin = max(mark.buffer.rfind(end, 0, mark.pointer) for end in "\n\r\0") + 1
+        line = re.split("[\n\r\0]", mark.buffer[begin : begin + _LONGEST_LINE], maxsplit=1)[0]
+        names = re.findall(r"([\w.-]{1,100})['\"]?\s*:", line)
+        if looks_secret("", line) or any(looks_secret(name, "x") for name in names):
+            mark.buffer = None  # no snippet, then
 
 
 class _Limited(yaml.SafeLoader):

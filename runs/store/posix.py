@@ -12,7 +12,6 @@ import errno
 import fcntl
 import hashlib
 import os
-import socket
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -212,11 +211,8 @@ class PosixStore:
                     break
                 except BlockingIOError:
                     if time.monotonic() > deadline:
-                        holder = os.pread(lock, 100, 0).decode(errors="replace").strip() or "another process"
-                        raise Unreachable(f"{path}: locked for {_LOCKED:.0f} s by {holder}") from None
+                        raise Unreachable(f"{path}: locked for {_LOCKED:.0f} s by {_holder(there.st_ino)}") from None
                     time.sleep(_AGAIN)
-            os.truncate(lock, 0)
-            os.pwrite(lock, f"pid {os.getpid()} on {socket.gethostname()}\n".encode(), 0)
             yield
         finally:
             os.close(lock)
@@ -271,6 +267,16 @@ class PosixStore:
             if error.errno in (errno.ENAMETOOLONG, errno.EINVAL, errno.EILSEQ):
                 raise BadInput(f"{where}: {reason}; choose a shorter or plainer name") from error
             raise Unreachable(f"{where}: {reason}") from error
+
+
+def _holder(inode: int) -> str:
+    """Who holds a lock, for people; the kernel knows it for processes of this machine (proc(5), /proc/locks)."""
+    with suppress(OSError):
+        for line in Path("/proc/locks").read_text().splitlines():
+            fields = line.split()  # 1: FLOCK ADVISORY WRITE <pid> <device>:<inode> 0 EOF
+            if "->" not in fields and fields[5].endswith(f":{inode}"):
+                return f"pid {fields[4]}"
+    return "a process of another machine"
 
 
 def _version(stat: os.stat_result) -> tuple[str, datetime]:

@@ -8,11 +8,12 @@ import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
+import psutil
 import pytest
 from elastic_tpu.runs.errors import ExitCode
 from elastic_tpu.runs.record.claim import decide_stop
 from elastic_tpu.runs.record.driver import Driver
-from elastic_tpu.runs.store.open import open_store
+from elastic_tpu.runs.store.posix import PosixStore
 from elastic_tpu.tests.support import COMMAND, Case, Launcher, command, expected_state, lives, until
 
 MakeCase = Callable[..., Case]
@@ -310,8 +311,10 @@ def test_a_stop_while_slices_are_taken_is_not_undone(make_case: MakeCase) -> Non
     case = make_case()
     with Launcher(case) as launcher:
         until(lambda: case.claim, "a claim")
-        os.kill(launcher.process.pid, signal.SIGSTOP)
-        store = open_store(case.uri)
+        store = PosixStore(Path(case.uri))
+        with store._locked():  # so that it does not stop while it holds the lock, which would keep others out
+            os.kill(launcher.process.pid, signal.SIGSTOP)
+            until(lambda: psutil.Process(launcher.process.pid).status() == psutil.STATUS_STOPPED)
         seen = case.claim
         assert seen is not None
         stopped = decide_stop(seen.claim, "bob@there", "a colleague", 0.0, "nonce")

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 
 import pytest
 from elastic_tpu.runs import masking
 from elastic_tpu.runs.errors import BadInput, Infrastructure, Problem
-from elastic_tpu.runs.judge.verdict import Verdict
+from elastic_tpu.runs.judge.verdict import Observation, Verdict
+from elastic_tpu.runs.record.status import Status, load_status
 from elastic_tpu.runs.spec import maxtext_config
 from elastic_tpu.runs.store import records
 
@@ -30,6 +32,14 @@ SECRETS = [
     ("abc123def456ghi", "WANDB_API_KEY=abc123def456ghi"),
     ("abc123def456ghi", "--wandb-key=abc123def456ghi --steps 5".replace("wandb-key", "wandb_key")),
     ("wJalrXUtnFEMI/K7MDENG", "aws_secret_access_key = wJalrXUtnFEMI/K7MDENG"),
+    ("GOCSPX-abcdefghijklmnopqrstuvwx", ""),
+    ("xapp-1-A0123-4567-abcdef", ""),
+    ("T000/B000/abcdefghijkl", "https://hooks.slack.com/services/T000/B000/abcdefghijkl"),
+    ("ss@db-pass", "postgresql://user:pa@ss@db-pass@db:5432/x"),
+    ("abcdef", "https://x.example.org/callback#access_token=abcdef"),
+    ("abcdef", "https://x.example.org/?a=1&amp;refresh_token=abcdef"),
+    ("abcdef", "https://x.example.org/?client_secret=abcdef&b=1"),
+    ("correct-horse", "connect: host=db password=correct-horse"),
 ]
 HARMLESS = [
     "https://user.example.org/a@b",
@@ -42,6 +52,9 @@ HARMLESS = [
     "no Google credentials: install gcloud-500.0.0 first",
     "step 12, loss 3.25: token 17 of 128",
     "git@github.com:org/repo.git",
+    "https://github.com/org/repo@v1.2.3",
+    "password: a field that is required",
+    "password=$DB_PASSWORD",
 ]
 
 
@@ -103,3 +116,36 @@ def test_no_key_of_maxtext_is_taken_for_one_by_its_default() -> None:
 def test_the_value_of_a_secret_that_a_spec_refers_to_is_masked() -> None:
     masking.remember(["open-sesame", "short"])
     assert masking.mask("it is open-sesame, a short one") == f"it is {masking.HIDDEN}, a short one"
+
+
+def test_a_secret_that_is_a_plain_word_damages_no_record() -> None:
+    masking.remember(["training"])
+    status = Status("r", 1, "n", phase="training")
+    assert load_status(records.load(status.dump(), "status.json")) == status
+
+
+def test_a_secret_is_known_line_by_line_and_as_a_url_spells_it() -> None:
+    masking.remember(["first-line\nsecond/line==\n", "third/line=="])
+    masked = masking.mask("at second/line== of it, https://x/?v=third%2Fline%3D%3D")
+    assert masked == f"at {masking.HIDDEN} of it, https://x/?v={masking.HIDDEN}"
+
+
+def test_a_private_key_whose_beginning_was_cut_off_is_masked() -> None:
+    end = "\n".join(["MIIE" + "x" * 60] * 11 + ["-----END PRIVATE KEY-----"])
+    assert masking.mask(f"{end}\nafter") == f"{masking.HIDDEN}\nafter"
+
+
+@pytest.mark.parametrize(
+    "part",
+    ["token=", "a-", "a.", "a+", "bearer ", "https://", "eyJaaaaaaaa.", "a:@", "AAAA\n", "-----END PRIVATE KEY-----\n"],
+)
+def test_a_text_takes_time_by_its_length_only(part: str) -> None:
+    """A writer of the run directory keeps no reader busy."""
+    began = time.process_time()
+    masking.mask((part * 200_000)[:200_000])
+    assert time.process_time() - began < 2.0  # seconds; it was minutes
+
+
+def test_what_a_platform_shows_of_a_job_is_masked() -> None:
+    seen = Observation("over", detail=f"trainer exited 70: GET {JWT}", evidence={"tail": [JWT]})
+    assert JWT not in seen.detail + str(seen.evidence)

@@ -15,6 +15,7 @@ from typing import Any
 import jax
 from pathwaysutils.elastic.manager import ElasticRuntimeError, Manager, ScaleUpSignalError
 
+from ...runs import masking
 from ...runs.errors import BadInput, ElasticTPUError, Infrastructure, LimitSpent, Problem
 from ...runs.record.status import SliceCount
 from ..session import TrainerSession
@@ -146,17 +147,19 @@ class ElasticTraining:
         if cause is Cause.BUG:
             traceback.print_exception(error)
             where = f"at step {step}, with all slices there"
-            raise ElasticTPUError(f"{type(decisive).__name__} {where}: {failure.message.strip()[:500]}") from error
+            raise ElasticTPUError(
+                f"{type(decisive).__name__} {where}: {masking.mask(failure.message.strip())[:500]}"
+            ) from error
         if cause is Cause.INFRASTRUCTURE or not self._spec.recovery:
             raise Infrastructure(
-                f"{type(decisive).__name__} at step {step}: {failure.message.strip()[:500]}"
+                f"{type(decisive).__name__} at step {step}: {masking.mask(failure.message.strip())[:500]}"
             ) from error
         if not self._budget.note(cause, self._beat.status.proven_step):
             limit = f"recovery.attempts_without_progress ({self._budget.allowed}) is spent"
-            raise LimitSpent(f"{limit}; the last error was: {failure.message.strip()[:300]}") from error
+            raise LimitSpent(f"{limit}; the last error was: {masking.mask(failure.message.strip())[:300]}") from error
         lost = sorted(failure.slices_lost)
         named = f"slice {', '.join(map(str, lost))} lost"
-        self._begin_recovery(lost, named if lost else f"{cause.value}: {failure.message[:200]}")
+        self._begin_recovery(lost, named if lost else f"{cause.value}: {masking.mask(failure.message)[:200]}")
         # elastic_retry looks at the text only.
         raise jax.errors.JaxRuntimeError(f"DATA_LOSS: {failure.message}") from error
 
