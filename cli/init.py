@@ -31,7 +31,7 @@ class Tokenizer:
 
 
 def init(source: str, out: str | None, tokenizer: str | None, column: str, force: bool) -> None:
-    """Write the data of a first run and its spec into a folder; a later step of this that fails leaves nothing there.
+    """Write the data of a first run and its spec into a folder; if that fails, nothing new is left there.
 
     Raises:
       BadInput: the data or the tokenizer cannot be used, or files are there already.

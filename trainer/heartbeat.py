@@ -107,7 +107,7 @@ class Heartbeat:
         return before
 
     def update(self, **changes: Any) -> None:
-        """Say where training is; a change of phase, or of what takes long in it, is written at once."""
+        """Say where training is; a change of phase is written at once, all else with the next beat."""
         with self._state:
             phase = changes.get("phase", self._status.phase)
             if phase != self._status.phase:
@@ -116,7 +116,6 @@ class Heartbeat:
                 changes.setdefault("doing", "")
             if changes.get("doing", self._status.doing) != self._status.doing:
                 self._doing_since = self._clock()
-                self._wake.put(None)
             if changes.get("step", self._status.step) != self._status.step:
                 self._progress_at = self._clock()
             self._status = dataclasses.replace(self._status, **changes)
