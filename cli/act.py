@@ -8,7 +8,6 @@ import time
 
 from rich.table import Table
 
-from ..platforms.open import open_platform
 from ..runs.errors import BadInput, Infrastructure, NotFound
 from ..runs.record.claim import Claim, StoredClaim, is_stale, process_is_gone, read_claim
 from ..runs.record.driver import stop_by_person
@@ -19,6 +18,7 @@ from ..runs.record.start import this_person
 from ..runs.record.status import read_status
 from .display import LastingConsole
 from .given import open_given
+from .login import open_as_reader
 from .look import look
 
 _QUIET = 2.0  # seconds of a release before it says what it waits for
@@ -90,7 +90,7 @@ def release(uri: str) -> int:
             told.add(what)
             console.print(what)
 
-    report = open_platform(run).release(waiting=waiting)
+    report = open_as_reader(run).release(waiting=waiting)
     table = Table("object", "existed", "deleted", "left", box=None, pad_edge=False)
     for name in report.existed:
         table.add_row(name, "yes", "yes" if name in report.deleted else "no", "")
@@ -107,4 +107,4 @@ def release(uri: str) -> int:
 
 def kill_slice(uri: str, index: int, whole: bool) -> None:
     """Kill one worker of the slice with SIGKILL, or the whole slice, without notice."""
-    LastingConsole(highlight=False).print(open_platform(open_given(uri)).kill_slice(index, whole))
+    LastingConsole(highlight=False).print(open_as_reader(open_given(uri)).kill_slice(index, whole))

@@ -28,21 +28,23 @@ from ..stages.retry import until_answered
 from ..stages.stage import Stage, Step
 from ..stages.steps import PROVISION, RELEASE_AT_END, STEPS
 from .display import Display, LastingConsole, make_display
+from .login import settled_to_run
 from .summary import summary
 
 _SAVE = 120.0  # seconds that a stopped trainer gets to save before the slices are taken from it
 
 
-def follow(source: str, take_over: bool, how: type[Follower] | None = None) -> int:
+def follow(source: str, take_over: bool, moved: bool = False, how: type[Follower] | None = None) -> int:
     """Drive a run to its end; returns the exit code.
 
     Args:
       source: a spec, or the directory of a run to go on with.
       take_over: take the run from another process that drives it.
+      moved: the run's directory was moved here for good.
       how: what drives the stages; this process by default.
     """
     who = this_person()
-    run = start_or_open_with_login(source, who, person=True)
+    run = settled_to_run(start_or_open_with_login(source, who, person=True, allow_local=True, moved=moved))
     was_driven = read_claim(run.store) is not None
     with _sigterm_as_interrupt(), make_display() as display:
         display.say(f"run {run.uri}" + (f" (going on with it: {_so_far(run)})" if was_driven else ""))
@@ -216,6 +218,8 @@ class Follower:
             # A person is the same holder in every terminal: only the term keeps one whose run was taken over from
             # releasing the slices. Other stages read the term themselves.
             term=self._term if step.name == "release" else None,
+            allow_local=True,
+            spec_hash=self.run.spec_hash,
             tell=self._display.say,
         )
 

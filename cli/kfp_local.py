@@ -10,9 +10,9 @@ from .follow import Follower
 from .follow import follow as by_cli
 
 
-def follow(source: str, take_over: bool) -> int:
+def follow(source: str, take_over: bool, moved: bool = False) -> int:
     """Drive a run to its end; returns the exit code, the same as without a pipeline."""
-    return by_cli(source, take_over, PipelineFollower)
+    return by_cli(source, take_over, moved, PipelineFollower)
 
 
 class PipelineFollower(Follower):

@@ -9,7 +9,6 @@ from datetime import UTC, datetime
 from typing import Any, TypeVar
 
 from ..platforms.base import Job
-from ..platforms.open import open_platform
 from ..runs.errors import BadInput, Damaged, ElasticTPUError, ExitCode, Infrastructure
 from ..runs.judge import goodput
 from ..runs.judge.verdict import Observation
@@ -24,6 +23,7 @@ from ..runs.record.status import Status, load_status
 from ..runs.spec.gate import HELDOUT, is_figure
 from ..runs.store import records
 from ..runs.store.base import time_to_show
+from .login import open_as_reader
 
 T = TypeVar("T")
 # A heartbeat that is older is told as missing, in beats and in seconds: importing or compiling may delay some.
@@ -154,7 +154,7 @@ def _ask_platform(run: Run) -> tuple[dict[str, Any], Observation | None]:
         where = f"as host {record['host']} wrote" if "host" in record and recorded != "released" else ""
         return {"state": recorded, "ready": len(record.get("slices", [])), "wanted": wanted, "detail": where}, None
     try:
-        platform = open_platform(run)
+        platform = open_as_reader(run)
         found, seen = platform.slices(), platform.observe(Job("train", (), slices=True))
     except (BadInput, Infrastructure) as error:  # this process may have no login to the run's cluster
         return {"state": "unknown", "ready": None, "wanted": wanted, "detail": str(error)}, None

@@ -52,8 +52,22 @@ def _options(
     version: Annotated[
         bool, typer.Option("--version", callback=_say_version, is_eager=True, help="Print the version and exit.")
     ] = False,
+    kubeconfig: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FILE", help="Kubeconfig to use in place of one that a run names; $ELASTIC_TPU_KUBECONFIG."
+        ),
+    ] = None,
+    context: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="Context to use in place of one that a run names; $ELASTIC_TPU_CONTEXT."),
+    ] = None,
 ) -> None:
     """Options of `elastic-tpu` itself; its help is that of `app`."""
+    if kubeconfig or context:
+        from .login import name
+
+        name(kubeconfig, context)
 
 
 RunArgument = Annotated[str, typer.Argument(help="The run directory, as `elastic-tpu run` printed it.", metavar="RUN")]
@@ -161,6 +175,9 @@ def run(
     spec: Annotated[str, typer.Argument(help="The run spec, or the directory of a run to go on with.")],
     via: Annotated[Via, typer.Option(help="Who drives the stages.")] = Via.cli,
     take_over: Annotated[bool, typer.Option("--take-over", help="Take the run from whoever drives it.")] = False,
+    moved: Annotated[
+        bool, typer.Option("--moved", help="The run's directory was moved here for good: go on with it here.")
+    ] = False,
 ) -> int:
     """Provision, train, release, export and evaluate; follow to the end.
 
@@ -171,7 +188,7 @@ def run(
         from .kfp_local import follow
     else:
         from .follow import follow
-    return follow(spec, take_over)
+    return follow(spec, take_over, moved)
 
 
 @app.command(rich_help_panel=_LOOK, epilog="Example:  elastic-tpu status runs-demo/my-run --watch")

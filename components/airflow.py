@@ -55,6 +55,8 @@ class Submitted:
       instance: the task and its try.
       term: the claim's term that the try got.
       deadline: when `execution_timeout` is spent, in seconds since the epoch, or None.
+      allow_local: the DAG's author allows what `open_stage` says of it.
+      spec_hash: of the run that was submitted: each process that goes on with it opens the same spec, or none.
     """
 
     step: str
@@ -63,21 +65,40 @@ class Submitted:
     instance: str
     term: int | None
     deadline: float | None
+    allow_local: bool = False
+    spec_hash: str = ""
 
     def open(self) -> Stage:
         """The stage, in the term in which it was submitted."""
-        return open_stage(STEPS[self.step], self.run, self.holder, self.instance, term=self.term)
+        return open_stage(
+            STEPS[self.step],
+            self.run,
+            self.holder,
+            self.instance,
+            term=self.term,
+            allow_local=self.allow_local,
+            spec_hash=self.spec_hash,
+        )
 
 
 class StageTrigger(BaseTrigger):
     """Polls a submitted stage until it is done, then fires one event with the verdict."""
 
     def __init__(
-        self, *, step: str, run: str, holder: str, instance: str, term: int | None, deadline: float | None
+        self,
+        *,
+        step: str,
+        run: str,
+        holder: str,
+        instance: str,
+        term: int | None,
+        deadline: float | None,
+        allow_local: bool = False,
+        spec_hash: str = "",
     ) -> None:
         """Args: see `Submitted`."""
         super().__init__()  # type: ignore[no-untyped-call]
-        self.submitted = Submitted(step, run, holder, instance, term, deadline)
+        self.submitted = Submitted(step, run, holder, instance, term, deadline, allow_local, spec_hash)
         self._stage: Stage | None = None
         self._told = ""
 
@@ -139,18 +160,25 @@ class StageOperator(BaseOperator):
     Without it only the limits of the spec end a stage.
     """
 
-    template_fields: Sequence[str] = ("run", "holder")
+    template_fields: Sequence[str] = ("run", "holder", "spec_hash")
     step: Step
 
-    def __init__(self, *, run: str, holder: str = HOLDER, **kwargs: Any) -> None:
+    def __init__(
+        self, *, run: str, holder: str = HOLDER, spec_hash: str = "", allow_local: bool = False, **kwargs: Any
+    ) -> None:
         """Args:
         run: URI of the run directory, or of a spec.
         holder: who drives the run; the same for all tasks of a DAG run.
+        spec_hash: that the run's spec must have; without it any, and from then on that one.
+        allow_local: the spec may have programs run on Airflow's machines: platform `local`, `local.trainer`, and the
+            kubeconfig and the context that it names. For the DAG's author alone, so it is no template.
         kwargs: Airflow's own.
         """
         super().__init__(**kwargs)
         self.run = run
         self.holder = holder
+        self.spec_hash = spec_hash
+        self.allow_local = allow_local
         self._acting: tuple[Stage, Any, str] | None = None  # stage, task instance, name of this try
         self._stopped = False
 
@@ -160,17 +188,22 @@ class StageOperator(BaseOperator):
         # With the task's id: tries of different tasks have the same numbers.
         instance = f"{task.task_id} try {task.try_number}"
         with airflow_errors():
-            stage = open_stage(self.step, self.run, self.holder, instance, tell=self.log.info)
+            stage = open_stage(
+                self.step,
+                self.run,
+                self.holder,
+                instance,
+                allow_local=self.allow_local,
+                spec_hash=self.spec_hash,
+                tell=self.log.info,
+            )
             self._acting = stage, task, instance
             stage.submit()
             if self._stopped:
                 raise Infrastructure("this worker was told to end; the next try goes on with the run")
             if stage.poll().done:
                 return small(stage.collect())
-        uri = stage.uri or self.run  # not the spec: it may be edited while the task is deferred
-        raise self._deferred(
-            Submitted(self.step.name, uri, self.holder, instance, stage.term, self._deadline(task.start_date))
-        )
+        raise self._deferred(self._submitted(stage, instance, self._deadline(task.start_date)))
 
     def resume(self, context: Context, event: dict[str, Any]) -> dict[str, Any]:
         """Collect the result, raise the verdict's error, or cancel the stage if `execution_timeout` is spent."""
@@ -214,12 +247,24 @@ class StageOperator(BaseOperator):
             return
         user = state != "unknown"
         self._stopped = not user
-        submitted = Submitted(self.step.name, stage.uri or self.run, self.holder, instance, stage.term, None)
+        submitted = self._submitted(stage, instance, None)
         by = f"a user of Airflow ({self.holder})" if user else f"a signal to {self.holder}"
         try:
             submitted.open().cancel(0.0 if user else _SIGNAL_GRACE, by=by)
         except ElasticTPUError as error:
             self.log.info("nothing was cancelled: %s", error)
+
+    def _submitted(self, stage: Stage, instance: str, deadline: float | None) -> Submitted:
+        return Submitted(
+            self.step.name,
+            stage.uri or self.run,  # not the spec: it may be edited while the task is deferred
+            self.holder,
+            instance,
+            stage.term,
+            deadline,
+            self.allow_local,
+            stage.spec_hash,
+        )
 
     def _deferred(self, submitted: Submitted) -> TaskDeferred:
         self._acting = None

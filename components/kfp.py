@@ -26,12 +26,13 @@ from ..runs import masking
 from ..runs.errors import ElasticTPUError, ExitCode, Infrastructure, Unreachable
 from ..runs.extras import needed
 from ..runs.units import show_duration
+from ..stages.allowed import ALLOW_LOCAL, prefixes_in, require_under
 from ..stages.open import open_stage
 from ..stages.results import StageResult
 from ..stages.retry import until_answered
 from ..stages.stage import Stage, Step
 from ..stages.steps import PROVISION, RELEASE, RELEASE_AT_END, STEPS, TRAIN
-from .step_files import INSTANCE, TAKE_OVER, Note, NoteFile
+from .step_files import INSTANCE, SPEC_HASH, TAKE_OVER, Note, NoteFile
 
 if TYPE_CHECKING:
     from ..runs.record.run import Run
@@ -172,15 +173,28 @@ def follow(
 
 
 def _open(step: Step, run: str, holder: str) -> Stage:
+    require_under(run, prefixes_in(os.environ))
+    allow_local = os.environ.get(ALLOW_LOCAL) == "1"
     instance = os.environ.get(INSTANCE)
     if instance is None:
         from ..runs.record.claim import this_instance
 
         # The process is part of the instance: a container that is restarted has the same host name as before.
-        return open_stage(step, run, holder, f"{socket.gethostname()}:{this_instance()}", tell=say)
+        who = f"{socket.gethostname()}:{this_instance()}"
+        return open_stage(step, run, holder, who, allow_local=allow_local, tell=say)
     term = term_of(run, instance) if step.name == RELEASE.name else None
     take_over = step is PROVISION and bool(os.environ.get(TAKE_OVER))
-    return open_stage(step, run, holder, instance, take_over=take_over, term=term, tell=say)
+    return open_stage(
+        step,
+        run,
+        holder,
+        instance,
+        take_over=take_over,
+        term=term,
+        allow_local=allow_local,
+        spec_hash=os.environ.get(SPEC_HASH, ""),
+        tell=say,
+    )
 
 
 def term_of(run: str, instance: str) -> int | None:

@@ -1,7 +1,8 @@
 """Small files by which the steps of a kfp.local pipeline tell the runner how they ended: one a step, numbered.
 
 The runner sets in the environment which instance its steps act for (`INSTANCE`), whether provision takes the run over
-(`TAKE_OVER`), and the folder of the files (`NOTES`). On a cluster none of these is set, and no file is written.
+(`TAKE_OVER`), the hash of its spec (`SPEC_HASH`), and the folder of the files (`NOTES`). On a cluster none of these is
+set, and no file is written.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from typing import Any
 from ..runs.store import records
 
 INSTANCE, TAKE_OVER, NOTES = "ELASTIC_TPU_INSTANCE", "ELASTIC_TPU_TAKE_OVER", "ELASTIC_TPU_NOTES"
+SPEC_HASH = "ELASTIC_TPU_SPEC_HASH"
 
 
 @dataclass(frozen=True)

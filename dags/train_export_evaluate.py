@@ -13,7 +13,8 @@ refused, since it skips teardowns and leaves slices behind: set the `limits` of 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +26,7 @@ from ..components.release_slices.operator import ReleaseSlicesOperator
 from ..components.train_elastic.operator import TrainElasticOperator
 from ..runs.errors import ElasticTPUError, GateFailed
 from ..runs.extras import needed
+from ..stages.allowed import home_of, prefixes_in, require_under
 
 with needed("airflow", "the DAG factory"):
     from airflow.sdk import DAG, Param, task
@@ -38,7 +40,13 @@ RETRY_DELAY = timedelta(minutes=1)
 
 
 def train_export_evaluate(
-    spec: str, dag_id: str = "train_export_evaluate", *, retry_delay: timedelta = RETRY_DELAY, **dag_kwargs: Any
+    spec: str,
+    dag_id: str = "train_export_evaluate",
+    *,
+    retry_delay: timedelta = RETRY_DELAY,
+    specs: Sequence[str] = (),
+    allow_local: bool = False,
+    **dag_kwargs: Any,
 ) -> DAG:
     """The DAG that trains, exports and evaluates what a spec describes.
 
@@ -46,6 +54,10 @@ def train_export_evaluate(
       spec: URI of a spec, or of the directory of a run to go on with: the default of the DAG's parameter `spec`.
       dag_id: the DAG's id. For a new run each DAG run, `run.name` of the spec needs a template such as `{date}`.
       retry_delay: between two tries of a task. Only failures that a retry can cure are retried.
+      specs: URIs or folders under one of which the parameter `spec` must lie, whoever triggers the DAG; by default the
+        bucket (on a filesystem the folder) of `spec` itself. $ELASTIC_TPU_SPECS of the workers narrows it further.
+      allow_local: specs may have programs run on Airflow's machines: platform `local`, `local.trainer`, the kubeconfig
+        and the context that they name.
       dag_kwargs: other arguments of `airflow.sdk.DAG`, such as `schedule` (default None) and `tags`.
 
     Raises:
@@ -63,37 +75,48 @@ def train_export_evaluate(
     }
     dag_kwargs["default_args"] = {"retries": RETRIES, "retry_delay": retry_delay, **dag_kwargs.get("default_args", {})}
     with DAG(dag_id, **dag_kwargs) as dag:
-        # All other tasks get the run's URI: the spec may be edited while the DAG run goes on.
-        run: Any = reserve("{{ params.spec }}", HOLDER)
-        provision = ProvisionSlicesOperator(task_id="provision", run=run)
-        train = TrainElasticOperator(task_id="train", run=run)
-        release = ReleaseSlicesOperator(task_id="release", run=run)
-        export = ExportCheckpointOperator(task_id="export", run=run)
-        evaluate = EvaluateCheckpointOperator(task_id="evaluate", run=run)
-        at_end = ReleaseSlicesOperator(task_id="release_at_end", run=run, last=True, retries=RELEASE_RETRIES)
-        proven = verdict(run)
-        run >> provision >> train >> release >> export >> evaluate >> [at_end, proven]
-        at_end.as_teardown(setups=run, on_failure_fail_dagrun=True)
-        proven.as_teardown(setups=run, on_failure_fail_dagrun=True)
+        # All other tasks get the run's URI and the hash of its spec, which may be edited while the DAG run goes on.
+        reserved: Any = reserve("{{ params.spec }}", HOLDER, list(specs) or [home_of(spec)], allow_local)
+        run = reserved["run"]
+        of_run: dict[str, Any] = {"run": run, "spec_hash": reserved["spec_hash"], "allow_local": allow_local}
+        provision = ProvisionSlicesOperator(task_id="provision", **of_run)
+        train = TrainElasticOperator(task_id="train", **of_run)
+        release = ReleaseSlicesOperator(task_id="release", **of_run)
+        export = ExportCheckpointOperator(task_id="export", **of_run)
+        evaluate = EvaluateCheckpointOperator(task_id="evaluate", **of_run)
+        at_end = ReleaseSlicesOperator(task_id="release_at_end", last=True, retries=RELEASE_RETRIES, **of_run)
+        proven = verdict(run, reserved["spec_hash"])
+        reserved >> provision >> train >> release >> export >> evaluate >> [at_end, proven]
+        at_end.as_teardown(setups=reserved, on_failure_fail_dagrun=True)
+        proven.as_teardown(setups=reserved, on_failure_fail_dagrun=True)
     return dag
 
 
-@task
-def reserve(spec: str, holder: str) -> str:
-    """URI of the run: started from a spec, or opened to go on. Without a login to the platform nothing is written."""
+@task(multiple_outputs=True)
+def reserve(spec: str, holder: str, specs: Sequence[str] = (), allow_local: bool = False) -> dict[str, str]:
+    """URI and spec hash of the run: started from a spec, or opened to go on.
+
+    Nothing is written without a login to the platform, or of a spec that lies elsewhere or wants what is not allowed.
+    """
     from ..stages.open import start_or_open_with_login
 
     with airflow_errors():
-        return start_or_open_with_login(spec, holder).uri
+        for prefixes in (specs, prefixes_in(os.environ)):
+            require_under(spec, prefixes)
+        run = start_or_open_with_login(spec, holder, allow_local=allow_local)
+        return {"run": run.uri, "spec_hash": run.spec_hash}
 
 
 @task
-def verdict(run: str) -> None:
-    """Fail unless the run directory proves everything that its spec asks for."""
+def verdict(run: str, spec_hash: str = "") -> None:
+    """Fail unless the run directory proves all that its spec asks for, the spec that the DAG run began with."""
     from ..runs.record.run import open_run
+    from ..stages.open import require_pinned
 
     with airflow_errors():
-        require_complete(open_run(run))
+        opened = open_run(run)
+        require_pinned(opened, spec_hash)
+        require_complete(opened)
 
 
 def require_complete(run: Run) -> None:

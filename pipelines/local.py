@@ -21,12 +21,13 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from ..components.kfp import term_of
-from ..components.step_files import INSTANCE, NOTES, TAKE_OVER, Note, read_notes
+from ..components.step_files import INSTANCE, NOTES, SPEC_HASH, TAKE_OVER, Note, read_notes
 from ..runs import extras
 from ..runs.errors import BadInput, ExitCode
 from ..runs.judge.verdict import Verdict
 from ..runs.record.claim import this_instance
 from ..runs.record.run import Run, local_folder
+from ..stages.allowed import ALLOW_LOCAL
 from ..stages.open import open_stage
 from ..stages.results import StageResult, error_of
 from ..stages.steps import STEPS
@@ -61,6 +62,11 @@ class LocalPipeline:
         return self._run.uri
 
     @property
+    def spec_hash(self) -> str:
+        """Hash of the run's spec."""
+        return self._run.spec_hash
+
+    @property
     def term(self) -> int | None:
         """The claim's term, if a step of this pipeline has the claim."""
         return term_of(self._run.uri, self._instance) or None
@@ -90,6 +96,7 @@ class LocalPipeline:
         notes = self._folder / "steps"
         notes.mkdir(parents=True)
         told = {INSTANCE: self._instance, NOTES: str(notes), TAKE_OVER: "1" if self._take_over else ""}
+        told |= {ALLOW_LOCAL: "1", SPEC_HASH: self.spec_hash}
         with self._log.open("wb") as log:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", __name__, self._run.uri, self._holder, str(self._folder / "artifacts")],
@@ -127,7 +134,9 @@ class LocalPipeline:
         if self.term is None:
             return False  # no step has taken the run yet, or another took it over
         self._notes = read_notes(self._folder / "steps")
-        return open_stage(STEPS[self.name], self._run.uri, self._holder, self._instance).cancel(grace, by, now)
+        step, pinned = STEPS[self.name], self.spec_hash
+        stage = open_stage(step, self._run.uri, self._holder, self._instance, allow_local=True, spec_hash=pinned)
+        return stage.cancel(grace, by, now)
 
     def give_up(self) -> None:
         """Nothing to do: each step gives up its own job."""

@@ -132,6 +132,10 @@ class JobStage:
         return self.run.uri
 
     @property
+    def spec_hash(self) -> str:
+        return self.run.spec_hash
+
+    @property
     def term(self) -> int | None:
         return self._claim.term
 

@@ -6,28 +6,43 @@ Standard library only at import, as all of this package.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from ..runs.errors import BadInput
 from ..runs.judge.verdict import Verdict
+from .allowed import refuse_local
 from .results import StageResult
 from .stage import SliceStep, Stage, Step
 from .stage_claim import StageClaim
 
 if TYPE_CHECKING:
     from ..runs.record.run import Run
+    from ..runs.spec.run_spec import RunSpec
 
 
-def start_or_open_with_login(source: str, holder: str, *, person: bool = False) -> Run:
+def start_or_open_with_login(
+    source: str, holder: str, *, person: bool = False, allow_local: bool = False, moved: bool = False
+) -> Run:
     """`start_or_open` for every caller outside `runs`: without a login to the spec's platform nothing is started.
 
+    Args:
+      allow_local: as for `open_stage`.
+      moved: a person says that the run's directory was moved here for good.
+
     Raises:
-      BadInput: of `start_or_open`; or there is no login.
+      BadInput: of `start_or_open`; or there is no login; or the spec wants what is not allowed.
       Unreachable: what gives the login does not answer.
     """
     from ..platforms.open import require_login
     from ..runs.record.start import start_or_open
 
-    return start_or_open(source, holder, require_login, person=person)
+    def login(spec: RunSpec) -> None:
+        if not allow_local:
+            refuse_local(spec)
+        require_login(spec, allow_local)
+
+    return start_or_open(source, holder, login, person=person, moved=moved)
 
 
 def open_stage(
@@ -38,6 +53,8 @@ def open_stage(
     *,
     take_over: bool = False,
     term: int | None = None,
+    allow_local: bool = False,
+    spec_hash: str = "",
     tell: Callable[[str], None] = lambda text: None,
 ) -> Stage:
     """The stage of a step. Every step but release starts the run of a spec that was not started yet.
@@ -48,10 +65,15 @@ def open_stage(
       instance: tells two processes of one holder apart: pod uid, try number, or ``pid:start time`` (the default).
       take_over: take the claim even if another holder renews it.
       term: for release: act only in this term, which an earlier stage of this process had.
+      allow_local: the spec may have programs run on this machine: platform `local`, `local.trainer`, and, if it has
+        been looked at (`spec_hash`), the kubeconfig that it names. For who runs a command here and for a pipeline's
+        author to say, not for who triggers it.
+      spec_hash: of the run that the pipeline started with, or a person agreed to; empty if this is the first look.
       tell: called with a line before something that may take long.
 
     Raises:
-      BadInput, Unreachable: the run cannot be started or opened, or the platform refuses this process.
+      BadInput, Unreachable: the run cannot be started or opened, its spec is another one or wants what is not allowed,
+        or the platform refuses this process.
     """
     from ..platforms.open import open_platform
     from ..runs.record.claim import this_instance
@@ -59,9 +81,17 @@ def open_stage(
     from ..runs.record.events import EventLog
     from ..runs.record.start import find_run
 
-    opened = find_run(run, holder) if step.name == "release" else start_or_open_with_login(run, holder)
+    opened = (
+        find_run(run, holder)
+        if step.name == "release"
+        else start_or_open_with_login(run, holder, allow_local=allow_local)
+    )
     if opened is None:
         return NothingStarted(step.name)
+    require_pinned(opened, spec_hash)
+    if not allow_local:
+        refuse_local(opened.spec)
+    opened = replace(opened, own=allow_local and (opened.own or bool(spec_hash)))
     seconds = opened.spec.traits.claim_seconds
     who = instance or this_instance()
     driver = Driver(opened.store, holder, who, seconds, term=term, on_event=EventLog(opened.store, "stage").hook)
@@ -75,12 +105,26 @@ def open_stage(
     return JobStage(step, opened, platform, claimed, tell)
 
 
+def require_pinned(run: Run, spec_hash: str) -> None:
+    """Check that a run has the spec that a pipeline started with.
+
+    Raises:
+      BadInput: it has another one; both hashes are named.
+    """
+    if spec_hash and run.spec_hash != spec_hash:
+        raise BadInput(
+            f"{run.path('spec.yaml')}: has the hash {run.spec_hash}, this pipeline started with {spec_hash}: it was "
+            "changed meanwhile; put it back as it was, or start the pipeline again"
+        )
+
+
 class NothingStarted:
     """The release of a run that was never started."""
 
     interval = 0.5
     term = None
     uri = None
+    spec_hash = ""
 
     def __init__(self, name: str) -> None:
         self.name = name

@@ -184,6 +184,10 @@ class SliceStage:
         return self.run.uri
 
     @property
+    def spec_hash(self) -> str:
+        return self.run.spec_hash
+
+    @property
     def term(self) -> int | None:
         return self._claim.term
 

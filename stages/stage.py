@@ -75,6 +75,10 @@ class Stage(Protocol):
     def uri(self) -> str | None:
         """URI of the run, by which another process goes on with this stage; None if no run was started."""
 
+    @property
+    def spec_hash(self) -> str:
+        """Hash of the run's spec, by which that process knows that it is the same one; empty if no run was started."""
+
     def submit(self) -> None:
         """Create the job or ask for the slices, or adopt what is there; a release gives all back before it returns.
 

@@ -8,6 +8,7 @@ whose an object is in `status.ownership`.
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -24,6 +25,7 @@ from ...runs.units import show_duration
 from ..base import Job, ReleaseReport, SliceState
 from . import names
 from .api import preflight
+from .api.choice import login_of
 from .api.cluster import Cluster
 from .api.observer import Observer, observer_of
 from .deletion import DELETION_TIMEOUT, Deleter
@@ -41,15 +43,16 @@ Waiting = Callable[[str], None]
 
 
 def open_gke(run: Run) -> GkePlatform:
-    """The platform of a run, logged in as its spec says.
+    """The platform of a run, logged in as the reader says, else as its spec says (api/choice.py).
 
     Raises:
+      ForeignLogin: only the stored spec says how, and it is not this user's.
       BadInput: the spec has no section `gke`, or names no cluster with a login; names field and cure.
       Unreachable: Google's API does not answer.
     """
     from .api.credentials import api_client
 
-    gke = _section(run)
+    gke = login_of(_section(run), os.environ, own=run.own)
     observer = observer_of(Cluster(api_client(gke), gke.namespace), gke.interval)
     return GkePlatform(run, observer.cluster, observer)  # shared by all runs of this process
 

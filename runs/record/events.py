@@ -21,6 +21,7 @@ from ..store.base import Store
 KINDS = frozenset(
     [
         "run.created",
+        "run.moved",
         "claim.taken",
         "claim.stopped",
         "claim.done",

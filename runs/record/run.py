@@ -5,7 +5,9 @@ The directory holds all of a run: any process that has its URI can go on with it
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import os
+import shlex
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -17,6 +19,8 @@ from ..store.base import Store
 from ..store.open import open_store
 from . import paths
 from .events import EventLog, parse
+
+_MOVED = "run.moved"
 
 
 def attempts_of(opened: Run, job: str) -> list[int]:
@@ -35,12 +39,15 @@ class Run:
       spec: as spec.yaml has it, except that `run` names this directory: nothing is read or written where a copied or
         moved directory came from.
       copied_from: URI of the directory in which the run was created, if that is not this one.
+      own: this user wrote the spec: it was given to this process, or the file on this machine belongs to the user. Of a
+        directory of others, or in a bucket, nobody can tell who wrote it.
     """
 
     uri: str
     store: Store
     spec: RunSpec
     copied_from: str = ""
+    own: bool = False
 
     @property
     def run_id(self) -> str:
@@ -90,12 +97,21 @@ def open_run(uri: str) -> Run:
             raise ValueError("not a run: elastic-tpu did not write this file; to start a run, give the spec's own path")
         records.check_schema(document.pop("schema", records.SCHEMA), f"{uri}/{paths.SPEC}")
         spec = RunSpec.model_validate(document)
+        own = _belongs_to_this_user(uri)
         if _is_same_place(uri, spec.uri):
-            return Run(uri, store, spec)
+            return Run(uri, store, spec, own=own)
         # Resolved, so that the run's id does not depend on the symbolic links by which its directory was reached.
-        return Run(uri, store, spec.moved(uri if is_bucket(uri) else str(Path(uri).resolve())), copied_from=spec.uri)
+        here = uri if is_bucket(uri) else str(Path(uri).resolve())
+        return Run(uri, store, spec.moved(here), copied_from=spec.uri, own=own)
     except ValueError as error:
         raise BadInput(f"{uri}/{paths.SPEC}: not readable: {' '.join(str(error).split())}") from error
+
+
+def _belongs_to_this_user(uri: str) -> bool:
+    try:
+        return not is_bucket(uri) and Path(uri, paths.SPEC).lstat().st_uid == os.geteuid()
+    except OSError:
+        return False
 
 
 def _is_same_place(uri: str, other: str) -> bool:
@@ -107,14 +123,20 @@ def _is_same_place(uri: str, other: str) -> bool:
         return False
 
 
-def open_for_work(uri: str) -> Run:
-    """Open a run to go on with it: its spec must be the one that it was started with.
+def open_for_work(uri: str, moved: bool = False) -> Run:
+    """Open a run to go on with it, where it was started, with the spec that it was started with.
+
+    Args:
+      moved: a person says that the directory was moved here for good. It is recorded, so that every later opening of
+        this place goes on with it too.
 
     Raises:
-      BadInput: of `open_run`; or spec.yaml was changed since: the fields are listed, or both hashes.
+      BadInput: of `open_run`; it is a copy; or spec.yaml was changed since: the fields are listed, or both hashes.
     """
     opened = open_run(uri)
-    created = _created(opened.store)
+    if opened.copied_from:
+        _require_moved(opened, moved)
+    created = _newest(opened.store, "run.created")
     started = created.get("spec_hash")
     if not isinstance(started, str) or started == opened.spec_hash:
         return opened
@@ -137,15 +159,28 @@ def open_for_work(uri: str) -> Run:
     )
 
 
-def _created(store: Store) -> dict[str, Any]:
-    """The data of the newest event run.created; empty if there is none that can be read."""
+def _require_moved(copy: Run, moved: bool) -> None:
+    """A copy is looked at, never acted on: two directories of one run would each be taken for the run."""
+    recorded = _newest(copy.store, _MOVED).get("to")
+    if isinstance(recorded, str) and _is_same_place(copy.uri, recorded):
+        return
+    if not moved:
+        raise BadInput(
+            f"{copy.uri} is a copy of the run {copy.copied_from}, or was moved from there, so it is only "
+            f"looked at; go on with the original, or, if this is its place now: elastic-tpu run --moved {shlex.quote(copy.uri)}"
+        )
+    EventLog(copy.store, "run").write(_MOVED, to=copy.uri)
+
+
+def _newest(store: Store, kind: str) -> dict[str, Any]:
+    """The data of the newest event of a kind of the run's own; empty if there is none that can be read."""
     for entry in reversed(store.list("events/")):
         if "-run-" in entry.name:
             try:
                 event = parse(store.read(entry.name).data, entry.name)
             except (BadInput, NotFound):
                 continue
-            if event.kind == "run.created":
+            if event.kind == kind:
                 return dict(event.data)
     return {}
 
@@ -166,7 +201,7 @@ def create_run(spec: RunSpec) -> Run:
     try:
         store.create(paths.SPEC, yaml.safe_dump(document, sort_keys=False, allow_unicode=True).encode())
     except Exists:
-        there = open_for_work(spec.uri)
+        there = open_for_work(spec.uri, moved=True)  # the spec says that this is the run's place
         if changed := differences(there.spec, spec):
             raise BadInput(
                 [
@@ -176,8 +211,8 @@ def create_run(spec: RunSpec) -> Run:
                     for path, old, new in changed
                 ]
             ) from None
-        return there
-    created = Run(spec.uri, store, spec)
+        return replace(there, own=True)
+    created = Run(spec.uri, store, spec, own=True)
     # The spec itself as well: should spec.yaml be changed, the fields can be named.
     document.pop("schema")
     EventLog(store, "run").write("run.created", spec_hash=created.spec_hash, spec=document)

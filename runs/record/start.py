@@ -14,6 +14,7 @@ from collections.abc import Callable
 
 from ..errors import BadInput, Exists, ExitCode, NotFound
 from ..spec import load
+from ..spec.rules import contradictions
 from ..spec.run_spec import RunSpec, is_bucket, is_spec_name
 from ..store import records
 from ..store.base import Store
@@ -41,7 +42,9 @@ def is_spec(source: str) -> bool:
     return not os.path.isdir(path)  # noqa: PTH112
 
 
-def start_or_open(source: str, holder: str, login: Callable[[RunSpec], None], *, person: bool = False) -> Run:
+def start_or_open(
+    source: str, holder: str, login: Callable[[RunSpec], None], *, person: bool = False, moved: bool = False
+) -> Run:
     """Start the run of a spec, or open the run that it was started as; a run directory is opened as it is.
 
     A name without a template is one run for every holder. A name with a template is expanded once for the holder of an
@@ -53,13 +56,18 @@ def start_or_open(source: str, holder: str, login: Callable[[RunSpec], None], *,
       holder: the orchestrator's run, or ``user@host``.
       login: called with the spec before anything of a run is written; raises when the platform refuses this process.
       person: the holder is a person.
+      moved: as for `open_for_work`.
 
     Raises:
-      BadInput: the spec is wrong, there is no run, its spec.yaml was changed since it was started, or the run's name is
-        taken by another spec.
+      BadInput: the spec is wrong, a stored one too; there is no run, its spec.yaml was changed since it was started, or
+        the run's name is taken by another spec.
     """
     if not is_spec(source):
-        return open_for_work(source)
+        opened = open_for_work(source, moved)
+        # As a new one is: whoever may write the directory may have written a spec that `plan` refuses.
+        if problems := contradictions(opened.spec):
+            raise BadInput(problems)
+        return opened
     spec = load.read_spec(source)
     login(spec)
     if not load.has_template(spec):

@@ -94,10 +94,15 @@ class Gke(Section):
         default="public", description="Endpoint of `cluster` that the launcher calls."
     )
     context: Name | None = Field(
-        default=None, description="Context of the kubeconfig. Without it: the kubeconfig's current context."
+        default=None,
+        description="Context of the kubeconfig. Without it: the kubeconfig's current context. That of a stored spec is "
+        "used only if the reader agrees, or names one: `elastic-tpu --context`, `$ELASTIC_TPU_CONTEXT`.",
     )
     kubeconfig: Name | None = Field(
-        default=None, description="Path of a kubeconfig. Without it: `$KUBECONFIG`, else `~/.kube/config`."
+        default=None,
+        description="Path of a kubeconfig. Without it: `$KUBECONFIG`, else `~/.kube/config`. It may run programs, so "
+        "that of a stored spec is used only if the reader agrees, or names one: `elastic-tpu --kubeconfig`, "
+        "`$ELASTIC_TPU_KUBECONFIG`.",
     )
     namespace: KubernetesName = Field(
         default="default", description="Namespace of everything that the run creates; it must exist."

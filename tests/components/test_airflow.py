@@ -87,6 +87,7 @@ def attempt(case: Case, name: str, number: int = 1, *, run: str = "", **options:
         "export": ExportCheckpointOperator,
         "evaluate": EvaluateCheckpointOperator,
     }
+    options = {"allow_local": True, **options}
     operator = operators[name](task_id=name, run=run or str(case.spec), holder=HOLDER, **options)
     instance = SimpleNamespace(
         dag_id="dag", run_id="run 1", task_id=name, map_index=-1, try_number=number, start_date=datetime.now(UTC)
@@ -163,6 +164,8 @@ def test_every_field_reaches_the_triggerer() -> None:
         "instance": "train try 2",
         "term": 7,
         "deadline": 1.5,
+        "allow_local": True,
+        "spec_hash": "abc",
     }
     wanted = {name for name in inspect.signature(StageTrigger.__init__).parameters if name != "self"}
     assert wanted == set(values) == {field.name for field in dataclasses.fields(Submitted)}

@@ -25,6 +25,7 @@ from elastic_tpu.runs.errors import (
     Unreachable,
 )
 from elastic_tpu.runs.judge.verdict import Verdict
+from elastic_tpu.stages.allowed import ALLOW_LOCAL
 from elastic_tpu.tests.fakes.stage import ScriptedStage
 from elastic_tpu.tests.support import Case, Launcher, expected_state, lives, until
 
@@ -131,13 +132,42 @@ def test_a_release_tries_again_and_other_steps_do_not(monkeypatch: pytest.Monkey
     assert len(opened) == 1
 
 
+# ---- what whoever starts a pipeline cannot have
+
+
+@pytest.mark.parametrize(
+    ("environ", "said"),
+    [
+        ({}, "platform: 'local', would run"),
+        ({ALLOW_LOCAL: "1", "ELASTIC_TPU_SPECS": "gs://acme/specs"}, "may start only what lies under gs://acme/specs"),
+        ({ALLOW_LOCAL: "1", "ELASTIC_TPU_SPEC_HASH": "other"}, "this pipeline started with other"),
+    ],
+)
+def test_a_step_does_only_what_its_environment_allows(
+    make_case: MakeCase,
+    environ: dict[str, str],
+    said: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    case = make_case()
+    for name, value in {"ELASTIC_TPU_INSTANCE": "1", **environ}.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(SystemExit) as ended:
+        adapter.run_step("provision", str(case.spec), "job-1")
+    assert ended.value.code == ExitCode.BAD_INPUT
+    assert said in capsys.readouterr().out
+    assert case.attempts() == []
+    assert case.claim is None
+
+
 # ---- steps as processes, as pods run them
 
 
 def step(case: Case, name: str, holder: str = "job-1", **env: str) -> subprocess.Popen[bytes]:
     log = (case.folder / "steps.out").open("ab")
     argv = [sys.executable, "-c", STEP, name, str(case.spec), holder]
-    return subprocess.Popen(argv, stdout=log, stderr=log, env={**os.environ, **env})
+    return subprocess.Popen(argv, stdout=log, stderr=log, env={**os.environ, ALLOW_LOCAL: "1", **env})
 
 
 def test_a_train_step_that_is_drained_is_followed_by_one_and_training_never_noticed(make_case: MakeCase) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 from elastic_tpu.pipelines import describe
+from elastic_tpu.stages.allowed import ALLOW_LOCAL
 from elastic_tpu.tests.support import Case
 
 ROOT = "minio://mlpipeline/v2/artifacts/train-export-evaluate/5c1e9d"
@@ -70,6 +71,7 @@ def test_the_launcher_takes_every_artifact_of_a_pipeline(
 ) -> None:
     """On a backend the run is in a bucket, so what lies in its directory is outside the pipeline root."""
     monkeypatch.setattr("kfp.dsl.types.artifact_types._MINIO_LOCAL_MOUNT_PREFIX", f"{tmp_path}/minio/")
+    monkeypatch.setenv(ALLOW_LOCAL, "1")
     output = f"gs://{gcs_bucket}/runs"
     case = make_case(
         run={"output": output},

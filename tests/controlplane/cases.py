@@ -17,6 +17,7 @@ from typing import Any
 
 import yaml
 from elastic_tpu.platforms.gke import k8s_json, names
+from elastic_tpu.platforms.gke.api.choice import KUBECONFIG
 from elastic_tpu.runs.judge.verdict import Verdict
 from elastic_tpu.runs.record import paths, proof
 from elastic_tpu.runs.record.result import TrainingResult
@@ -82,6 +83,8 @@ class ClusterCase(RunDirectory):
         for key, value in sections.items():
             both = isinstance(document.get(key), dict) and isinstance(value, dict)
             document[key] = {**document[key], **value} if both else value
+        # Stages and commands open the run again, and take no login from what a bucket holds. Its fixture puts it back.
+        os.environ[KUBECONFIG] = str(document["gke"]["kubeconfig"])
         self.spec = self.folder / "spec.yaml"
         self.spec.write_text(yaml.safe_dump(document))
         return self.spec

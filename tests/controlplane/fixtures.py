@@ -55,10 +55,12 @@ def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
 
 
 @pytest.fixture
-def namespace(plane: ControlPlane) -> Iterator[str]:
+def namespace(plane: ControlPlane, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """A new namespace; it and the nodes that the test made are deleted afterwards, which nobody waits for."""
     import kubernetes
+    from elastic_tpu.platforms.gke.api.choice import KUBECONFIG
 
+    monkeypatch.setenv(KUBECONFIG, "")  # a case of the namespace sets it
     before = set(plane.nodes)
     name = plane.namespace(f"t-{uuid.uuid4().hex[:8]}")
     yield name

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from elastic_tpu.platforms.gke import names
+from elastic_tpu.platforms.gke.api.choice import KUBECONFIG
 from elastic_tpu.platforms.gke.manifests import worker
 from elastic_tpu.platforms.gke.status import stuck_pods
 from elastic_tpu.runs.errors import ExitCode
@@ -153,6 +154,7 @@ def test_a_slice_whose_nodes_go_comes_back_on_others(
     from elastic_tpu.tests.controlplane.plane import ControlPlane
 
     monkeypatch.setattr(stuck_pods, "_SILENT", timedelta(seconds=2))
+    monkeypatch.setenv(KUBECONFIG, "")  # `ClusterCase.write` sets it
     patience = {
         "kube-controller-manager": ["--node-monitor-grace-period=25s", "--node-monitor-period=1s"],
         "kube-apiserver": ["--default-not-ready-toleration-seconds=2", "--default-unreachable-toleration-seconds=2"],

@@ -20,7 +20,13 @@ import pytest
 from elastic_tpu.tests.support import Case
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "airflow_dag.py"
-OPTIONS: dict[str, Any] = {"dag_id": "standin", "retry_delay": timedelta(0), "max_active_runs": 16}
+OPTIONS: dict[str, Any] = {
+    "dag_id": "standin",
+    "retry_delay": timedelta(0),
+    "max_active_runs": 16,
+    "specs": ["/"],
+    "allow_local": True,
+}
 
 
 @dataclass(frozen=True)
@@ -69,9 +75,17 @@ def run_dag(airflow: Path) -> Iterator[Callable[..., DagRun]]:
     del airflow
     from elastic_tpu.dags.train_export_evaluate import train_export_evaluate
 
-    def run(case: Case, *, retries: int = 0, **options: Any) -> DagRun:
-        dag = train_export_evaluate("the DAG run gives it", **OPTIONS, default_args={"retries": retries})
-        done: Any = dag.test(run_conf={"spec": str(case.spec)}, **options)
+    def run(
+        case: Case,
+        *,
+        retries: int = 0,
+        author: dict[str, Any] | None = None,
+        conf: dict[str, Any] | None = None,
+        **options: Any,
+    ) -> DagRun:
+        made = {**OPTIONS, **(author or {})}
+        dag = train_export_evaluate("the DAG run gives it", **made, default_args={"retries": retries})
+        done: Any = dag.test(run_conf={"spec": str(case.spec), **(conf or {})}, **options)
         tasks = done.get_task_instances()
         return DagRun(
             state=str(done.state),

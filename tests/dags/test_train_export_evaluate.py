@@ -83,7 +83,7 @@ def test_reserve_starts_no_run_without_a_login(airflow: Path, tmp_path: Path, gc
     run = {"name": "small-{run}", "output": f"gs://{gcs_bucket}/runs"}
     source.write_text(yaml.safe_dump(small.gke(run=run, gke={"kubeconfig": str(tmp_path / "config")})))
     with pytest.raises(AirflowFailException, match=r"gke\.kubeconfig: .*there is no such file"):
-        reserve.function(str(source), "dag/1")
+        reserve.function(str(source), "dag/1", allow_local=True)
     assert open_store(f"gs://{gcs_bucket}/runs").list() == []
 
 
@@ -91,10 +91,14 @@ def test_reserve_starts_one_run_for_its_dag_run(airflow: Path, make_case: MakeCa
     from elastic_tpu.dags.train_export_evaluate import reserve
 
     case = make_case(run={"name": "r-{run}"})
-    first = reserve.function(str(case.spec), "dag/1")
-    assert first == reserve.function(str(case.spec), "dag/1") == str(case.output / "r-dag-1")
-    assert reserve.function(first, "dag/2") == first  # a run that is to go on is named by its URI
-    assert reserve.function(str(case.spec), "dag/2") == str(case.output / "r-dag-2")
+
+    def reserved(source: str, holder: str) -> str:
+        return str(reserve.function(source, holder, allow_local=True)["run"])
+
+    first = reserved(str(case.spec), "dag/1")
+    assert first == reserved(str(case.spec), "dag/1") == str(case.output / "r-dag-1")
+    assert reserved(first, "dag/2") == first  # a run that is to go on is named by its URI
+    assert reserved(str(case.spec), "dag/2") == str(case.output / "r-dag-2")
 
 
 # ---- whole runs
@@ -117,7 +121,7 @@ def test_a_run_loses_a_slice_and_completes_as_if_it_had_not(run_dag: RunDag, mak
     assert case.claim is not None
     assert (case.claim.claim.state, case.claim.claim.holder) == ("done", done.holder)
     case.released()
-    assert done.xcom["reserve"] == case.uri
+    assert done.xcom["reserve"] == {"run": case.uri, "spec_hash": case.run.spec_hash}
     assert done.xcom["train"]["final_step"] == 199
     assert done.xcom["release"]["deleted"] == ["slice 0", "slice 1"]
     for name in CHAIN:
@@ -235,6 +239,53 @@ def test_success_that_was_marked_by_hand_proves_nothing(run_dag: RunDag, make_ca
     assert done.state == "failed"
     assert done.tasks == {**dict.fromkeys([*CHAIN, "release_at_end"], "success"), "verdict": "failed"}
     case.released()
+
+
+# ---- what whoever triggers cannot have
+
+
+@pytest.mark.parametrize("author", [{"specs": ["/srv/specs"]}, {"specs": []}, {"allow_local": False}], ids=str)
+def test_a_trigger_alone_runs_nothing_here(run_dag: RunDag, make_case: MakeCase, author: dict[str, Any]) -> None:
+    case = make_case(**SMALL)
+    done = run_dag(case, author=author, conf={"allow_local": True, "specs": ["/"]})
+    assert done.tasks["reserve"] == "failed"
+    assert done.tasks["provision"] == "upstream_failed"
+    assert done.tries["reserve"] == 1
+    assert not case.output.exists()
+
+
+def test_reserve_says_what_is_not_allowed_and_by_whom(
+    airflow: Path, make_case: MakeCase, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from airflow.sdk.exceptions import AirflowFailException
+    from elastic_tpu.dags.train_export_evaluate import reserve
+
+    source = str(make_case().spec)
+    with pytest.raises(AirflowFailException, match="may start only what lies under /srv/specs"):
+        reserve.function(source, "dag/1", ["/srv/specs"], allow_local=True)
+    with pytest.raises(AirflowFailException, match=r"platform: 'local', would run.*allow_local=True"):
+        reserve.function(source, "dag/1", ["/"])
+    monkeypatch.setenv("ELASTIC_TPU_SPECS", "gs://acme/specs, /srv/specs")  # the operator's word narrows the author's
+    with pytest.raises(AirflowFailException, match="may start only what lies under gs://acme/specs, /srv/specs"):
+        reserve.function(source, "dag/1", ["/"], allow_local=True)
+
+
+def test_a_spec_that_is_changed_after_the_reservation_is_not_run(
+    run_dag: RunDag, make_case: MakeCase, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    case = make_case(**SMALL)
+
+    def forge(self: LocalPlatform) -> None:
+        """Whoever writes the run directory changes the spec, and its hash on record as well."""
+        for path in (case.output / "r").rglob("*"):
+            if path.name == "spec.yaml" or "-run-" in path.name:
+                path.write_text(path.read_text().replace("--step-seconds", "--other-seconds"))
+
+    monkeypatch.setattr(LocalPlatform, "acquire", forge)
+    done = run_dag(case)
+    assert done.tasks["provision"] == "failed"
+    assert done.tasks["release_at_end"] == done.tasks["verdict"] == "failed"
+    assert case.attempts() == []
 
 
 # ---- who drives

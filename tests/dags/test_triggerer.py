@@ -130,14 +130,20 @@ def test_a_trigger_that_moves_cancels_nothing_and_one_that_a_user_ends_does(
     from elastic_tpu.components.airflow import StageTrigger
 
     case = make_case(train={"steps": 100_000})
-    provision = open_stage(PROVISION, str(case.spec), HOLDER, "provision try 1")
+    provision = open_stage(PROVISION, str(case.spec), HOLDER, "provision try 1", allow_local=True)
     provision.submit()
     until(lambda: provision.poll().done)
-    train = open_stage(TRAIN, str(case.spec), HOLDER, "train try 1")
+    train = open_stage(TRAIN, str(case.spec), HOLDER, "train try 1", allow_local=True)
     train.submit()
     case.wait_for_step(3)
     trigger = StageTrigger(
-        step="train", run=case.uri, holder=HOLDER, instance="train try 1", term=train.term, deadline=None
+        step="train",
+        run=case.uri,
+        holder=HOLDER,
+        instance="train try 1",
+        term=train.term,
+        deadline=None,
+        allow_local=True,
     )
 
     number = triggerer.defer(trigger)

@@ -29,6 +29,8 @@ class ScriptedStage:
         self.stops = True
         self.cancelled: list[tuple[float, str, bool]] = []
 
+    spec_hash = ""
+
     def submit(self) -> None: ...
 
     def poll(self) -> Verdict:

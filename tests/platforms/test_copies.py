@@ -33,6 +33,10 @@ def test_a_release_of_a_copy_leaves_the_original_in_peace(make_case: Callable[..
     assert case.final_state() == expected_state(60)
     assert not runtime_folder(case.run_id).exists()
     done = command("run", "--take-over", str(copy))
+    assert done.returncode == 64
+    assert f"elastic-tpu run --moved {copy}" in done.stderr
+    assert {path: path.read_bytes() for path in copy.rglob("*") if path.is_file()} == before
+    done = command("run", "--take-over", "--moved", str(copy))
     assert done.returncode == 0, done.stdout + done.stderr
     assert (copy / "result.json").exists()
     assert str(copy) in (copy / "result.json").read_text()

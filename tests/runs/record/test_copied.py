@@ -96,8 +96,16 @@ def test_a_moved_run_is_gone_on_with_by_its_directory_or_a_spec_that_names_it(tm
     run = run_at(tmp_path / "out")
     complete(run)
     Path(run.uri).rename(tmp_path / "small")
-    moved = open_for_work(str(tmp_path / "small"))
+    shutil.copytree(tmp_path / "small", tmp_path / "copy")
+    with pytest.raises(BadInput, match=f"is a copy of the run {run.uri}, or was moved .* run --moved {tmp_path}/small"):
+        open_for_work(str(tmp_path / "small"))
+    moved = open_for_work(str(tmp_path / "small"), moved=True)
     assert proven_result(moved)[0] is not None
+    assert open_for_work(str(tmp_path / "small")).spec_hash == run.spec_hash
+    shutil.copytree(tmp_path / "small", tmp_path / "copy again")  # what was said of the place is not said of its copies
+    for copy in ("copy", "copy again"):
+        with pytest.raises(BadInput, match="is a copy of the run"):
+            open_for_work(str(tmp_path / copy))
     again = create_run(spec(run={"name": "small", "output": str(tmp_path)}))
     assert (again.uri, again.spec_hash) == (moved.uri, run.spec_hash)
     with pytest.raises(BadInput, match=r"run.name \(train.steps\)"):

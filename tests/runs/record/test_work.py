@@ -8,9 +8,11 @@ import pytest
 import yaml
 from elastic_tpu.runs.errors import BadInput
 from elastic_tpu.runs.record.events import EventReader
-from elastic_tpu.runs.record.run import Run, open_for_work, open_run
+from elastic_tpu.runs.record.run import Run, create_run, open_for_work, open_run
 from elastic_tpu.runs.record.start import start_or_open
+from elastic_tpu.runs.spec.run_spec import RunSpec
 from elastic_tpu.runs.store import records
+from elastic_tpu.tests.tools import small
 from elastic_tpu.tests.tools.small import run_at
 
 
@@ -38,6 +40,16 @@ def test_a_changed_spec_is_refused_with_its_fields(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match=r"spec.yaml \(train.steps\): 200"):
         run_at(tmp_path)
     assert open_run(run.uri).spec.train.steps == 200  # to look, or to release
+
+
+def test_a_stored_spec_that_no_plan_would_let_through_is_not_gone_on_with(tmp_path: Path) -> None:
+    forged = RunSpec.model_validate(
+        small.document(run={"name": "r", "output": str(tmp_path)}, train={"maxtext": {"elastic_enabled": False}})
+    )
+    run = create_run(forged)  # as a writer of the directory makes it: spec and hash agree
+    with pytest.raises(BadInput, match=r"train\.maxtext\.elastic_enabled: False, is set by the product"):
+        start_or_open(run.uri, "dag/1", lambda spec: None)
+    assert open_run(run.uri).spec == forged  # to look, or to release
 
 
 def test_a_spec_that_says_the_same_in_other_words_is_not_changed(tmp_path: Path) -> None:
