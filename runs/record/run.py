@@ -167,7 +167,8 @@ def _require_moved(copy: Run, moved: bool) -> None:
     if not moved:
         raise BadInput(
             f"{copy.uri} is a copy of the run {copy.copied_from}, or was moved from there, so it is only "
-            f"looked at; go on with the original, or, if this is its place now: elastic-tpu run --moved {shlex.quote(copy.uri)}"
+            f"looked at; go on with the original, or, if this is its place now: "
+            f"elastic-tpu run --moved {shlex.quote(copy.uri)}"
         )
     EventLog(copy.store, "run").write(_MOVED, to=copy.uri)
 
