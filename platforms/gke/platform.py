@@ -124,6 +124,9 @@ class GkePlatform:
         count = self._run.spec.slices.count
         if not 0 <= index < count:
             raise BadInput([Problem("slice", index, f"this run has {count} slices, numbered from 0")])
+        found = self._deleter.get("JobSet", self._run.run_id)
+        if found is not None:  # pods alone say the run's id only, which another directory may have
+            require_ours("JobSet", found, self._run, self._gke.namespace)
         of_slice = f"{names.REPLICATED_JOB}={names.WORKER},{names.JOB_INDEX}={index}"
         pods = [pod for pod in self._deleter.pods(of_slice) if _lives(pod)]
         if not pods:

@@ -15,7 +15,9 @@ from pathlib import Path
 
 from .k8s_json import Json
 
-_MOUNTED = "/var/run/secrets/kubernetes.io/serviceaccount"
+MOUNTED = "/var/run/secrets/kubernetes.io/serviceaccount"
+"""Where the pod's token, its namespace and the authority of the API server are."""
+
 _TIMEOUT = 5.0  # seconds for connecting, and for each read
 _CLOSED_WHILE_IDLE = (http.client.RemoteDisconnected, http.client.BadStatusLine, ConnectionError)
 
@@ -38,7 +40,7 @@ class PodApi:
 
     def __init__(self, environ: Mapping[str, str] = os.environ) -> None:
         self._environ = environ
-        self._folder = Path(environ.get("ELASTIC_TPU_SERVICE_ACCOUNT", _MOUNTED))
+        self._folder = Path(environ.get("ELASTIC_TPU_SERVICE_ACCOUNT", MOUNTED))
         self._connection: http.client.HTTPSConnection | None = None
 
     def get_job(self, name: str) -> Json | None:

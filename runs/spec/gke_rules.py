@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Iterator
 
 from ..errors import BadInput, Problem
-from . import images, patch_rules, plan
+from . import images, patch_rules, plan, pod_rights
 from .run_spec import Gke, RunSpec
 from .tpu import SliceShape
 
@@ -146,18 +146,35 @@ def _environment(spec: RunSpec, gke: Gke) -> Iterator[Problem]:
             yield Problem(f"secrets.{name}", None, "is a variable that the product sets; take another name")
 
 
+def _allow(spec: RunSpec, gke: Gke) -> Iterator[Problem]:
+    for name in gke.allow:
+        kind, _, value = name.partition(":")
+        if kind not in pod_rights.RIGHTS:
+            yield Problem("gke.allow", name, f"is no right; there are {', '.join(pod_rights.RIGHTS)}")
+        elif (kind in pod_rights.WITH_VALUE) is not bool(value):
+            cure = f"names no {kind}; write `{kind}:WHICH`" if not value else f"takes no value; write `{kind}`"
+            yield Problem("gke.allow", name, cure)
+
+
+def _names(spec: RunSpec, gke: Gke) -> Iterator[Problem]:
+    yield from pod_rights.problems(pod_rights.of_section(gke), gke.allow)
+
+
 def _head(spec: RunSpec, gke: Gke) -> Iterator[Problem]:
     yield from patch_rules.problems("gke.head", gke.head, patch_rules.HEAD)
+    yield from pod_rights.problems(pod_rights.of_patch("gke.head", gke.head, on_host_network=True), gke.allow)
 
 
 def _worker(spec: RunSpec, gke: Gke) -> Iterator[Problem]:
     yield from patch_rules.problems("gke.worker", gke.worker, patch_rules.WORKER_POD)
+    yield from pod_rights.problems(pod_rights.of_patch("gke.worker", gke.worker, on_host_network=True), gke.allow)
 
 
 def _job_patch(job: str) -> Callable[[RunSpec, Gke], Iterator[Problem]]:
     def rule(spec: RunSpec, gke: Gke) -> Iterator[Problem]:
-        patch = getattr(gke.jobs, job).patch
-        yield from patch_rules.problems(f"gke.jobs.{job}.patch", patch, patch_rules.job_contract(job))
+        section, patch = f"gke.jobs.{job}.patch", getattr(gke.jobs, job).patch
+        yield from patch_rules.problems(section, patch, patch_rules.job_contract(job))
+        yield from pod_rights.problems(pod_rights.of_patch(section, patch, on_host_network=False), gke.allow)
 
     return rule
 
@@ -178,9 +195,11 @@ RULES: tuple[tuple[tuple[str, ...], Callable[[RunSpec], Iterator[Problem]]], ...
             (("slices.reservation",), _reservation),
             (("run.labels",), _labels),
             (("secrets",), _environment),
-            (("gke.head",), _head),
-            (("gke.worker",), _worker),
-            *(((f"gke.jobs.{job}.patch",), _job_patch(job)) for job in _JOBS),
+            (("gke.allow",), _allow),
+            (("gke.service_account", "gke.pathways", "gke.allow"), _names),
+            (("gke.head", "gke.allow"), _head),
+            (("gke.worker", "gke.allow"), _worker),
+            *(((f"gke.jobs.{job}.patch", "gke.allow"), _job_patch(job)) for job in _JOBS),
         )
     ),
 )

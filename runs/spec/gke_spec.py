@@ -19,6 +19,9 @@ def _not_too_short(value: float) -> float:
     return value
 
 
+DEFAULT_ACCOUNT = "elastic-tpu-trainer"
+PATHWAYS_REGISTRY = "us-docker.pkg.dev/cloud-tpu-v2-images/pathways"
+
 Interval = Annotated[Duration, AfterValidator(_not_too_short)]
 
 
@@ -32,11 +35,11 @@ class Pathways(Section):
         description=f"Release of the images: `<yyyymmdd>-jax_{TRAINER_JAX}`, which names the JAX of the trainer."
     )
     server: Name = Field(
-        default="us-docker.pkg.dev/cloud-tpu-v2-images/pathways/server",
+        default=f"{PATHWAYS_REGISTRY}/server",
         description="Repository of the server: the resource manager and the workers.",
     )
     proxy: Name = Field(
-        default="us-docker.pkg.dev/cloud-tpu-v2-images/pathways/proxy_server",
+        default=f"{PATHWAYS_REGISTRY}/proxy_server",
         description="Repository of the proxy, through which the trainer reaches the slices.",
     )
     colocated_python: Name | None = Field(
@@ -108,8 +111,9 @@ class Gke(Section):
         default="default", description="Namespace of everything that the run creates; it must exist."
     )
     service_account: KubernetesName = Field(
-        default="elastic-tpu-trainer",
-        description="Kubernetes service account of the run's pods; deploy/rbac.yaml makes it.",
+        default=DEFAULT_ACCOUNT,
+        description="Kubernetes service account of the run's pods; deploy/rbac.yaml makes it. Another one must be in "
+        "`allow`.",
     )
     priority_class: KubernetesName | None = Field(
         default=None, description="PriorityClass of the run's pods. Without it: the cluster's default."
@@ -133,6 +137,12 @@ class Gke(Section):
     )
     jobs: GkeJobs = Field(
         default=GkeJobs(), description="Hardware, images and commands of the export and the evaluation."
+    )
+    allow: list[Name] = Field(
+        default_factory=list,
+        description="Rights that patches, accounts and images may give the run's pods beyond what a run needs, e.g. "
+        "`hostPath:/mnt/data`, `serviceAccount:NAME`, `registry:PREFIX`, `privileged`; all are in docs/security.md. "
+        "Stands only in a profile of the platform team, in `$ELASTIC_TPU_PROFILES`.",
     )
     head: dict[str, Plain] = Field(
         default_factory=dict,

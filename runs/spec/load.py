@@ -52,6 +52,7 @@ def read_spec(source: str, environ: Mapping[str, str] = os.environ, *, with_inpu
         layers.append(_profile(document["profile"], layers[0].folder, environ))
         document = _merge(layers[1].document, document)
     resolved, of_paths = local_paths.resolve(document, layers, environ)
+    of_paths += _allowed_by_others(layers, environ)
     missing: list[Problem] = []
     if with_inputs:
         of_paths += local_paths.repositories(document, layers)
@@ -159,6 +160,18 @@ def _profile(name: object, folder: Path, environ: Mapping[str, str]) -> Layer:
         f"no such profile; looked for {tried} (or .yml); correct the name, or name the folder in $ELASTIC_TPU_PROFILES"
     )
     raise BadInput([Problem("profile", name, cure)])
+
+
+def _allowed_by_others(layers: Sequence[Layer], environ: Mapping[str, str]) -> list[Problem]:
+    """`gke.allow` where it does not count: who writes a spec, or a profile beside it, does not allow it rights."""
+    folder = environ.get("ELASTIC_TPU_PROFILES")
+    teams = Path(folder).expanduser().resolve() if folder else None
+    cure = "is the platform team's to say: put it into a profile in the folder that $ELASTIC_TPU_PROFILES names"
+    for place, layer in enumerate(layers):
+        gke = layer.document.get("gke")
+        if isinstance(gke, dict) and gke.get("allow") and (place == 0 or layer.folder != teams):
+            return [Problem("gke.allow", gke["allow"], cure)]
+    return []
 
 
 def _merge(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:

@@ -73,6 +73,7 @@ _SIDECAR = {"restartPolicy": "must stay Always: it makes this a sidecar that end
 _IMAGE = {"image": "is set by the product; use gke.pathways", "command": "is the image's own; leave it out"}
 _COMMON = {
     ("spec", "serviceAccountName"): "is set by the product; use gke.service_account",
+    ("spec", "serviceAccount"): "is the old name of serviceAccountName; use gke.service_account",
     ("spec", "priorityClassName"): "is set by the product; use gke.priority_class",
 }
 _NEVER = {("spec", "restartPolicy"): "must stay Never: a restart is decided by the exit code; leave it out"}

@@ -317,8 +317,12 @@ class RunSpec(Section):
     _hash: str | None = PrivateAttr(default=None)  # of a spec whose directory is elsewhere by now: as it was written
 
     def hash(self) -> str:
-        """sha256 of the canonical JSON of this model, in hex; that of the spec as it was written, after `moved`."""
-        return self._hash or hashlib.sha256(records.canonical(self.model_dump(mode="json"))).hexdigest()
+        """sha256 in hex of the canonical JSON of what is not at its default; after `moved`, of the spec as written.
+
+        Without the defaults, so that a version with a new field gives a run that goes on the hash that it had.
+        """
+        said = self.model_dump(mode="json", exclude_defaults=True)
+        return self._hash or hashlib.sha256(records.canonical(said)).hexdigest()
 
     def moved(self, uri: str) -> RunSpec:
         """The same spec with the same hash, for a run directory that was copied or moved to this URI.

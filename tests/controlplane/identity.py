@@ -13,8 +13,14 @@ from kubernetes.client.rest import ApiException
 from urllib3.exceptions import HTTPError
 
 Json = dict[str, Any]
-FOLDER = "ELASTIC_TPU_SERVICE_ACCOUNT"  # read in place of /var/run/secrets/kubernetes.io/serviceaccount
+FOLDER = "ELASTIC_TPU_SERVICE_ACCOUNT"  # read in place of `MOUNTED`
+MOUNTED = "/var/run/secrets/kubernetes.io/serviceaccount"  # the API server adds this mount, unless told not to
 _SECONDS = 3607  # what a kubelet asks for; it is not renewed here
+
+
+def has_token(container: Json) -> bool:
+    """Whether a container mounts the token of the pod's account."""
+    return any(mount["mountPath"] == MOUNTED for mount in container.get("volumeMounts", []))
 
 
 class Identity:
@@ -31,7 +37,9 @@ class Identity:
             "KUBERNETES_SERVICE_HOST": self._url.hostname or "",
             "KUBERNETES_SERVICE_PORT": str(self._url.port or 443),
         }
-        if spec.get("automountServiceAccountToken") is False:
+        if not any(
+            has_token(container) for field in ("initContainers", "containers") for container in spec.get(field, [])
+        ):
             return env
         bound = {"apiVersion": "v1", "kind": "Pod", "name": meta["name"], "uid": meta["uid"]}
         request = {"spec": {"expirationSeconds": _SECONDS, "boundObjectRef": bound}}

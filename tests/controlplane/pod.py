@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, Literal, Protocol
 
 from elastic_tpu.tests.controlplane.container import CannotConfigure, Container, Json, environment, expand, stamp
-from elastic_tpu.tests.controlplane.identity import Identity
+from elastic_tpu.tests.controlplane.identity import FOLDER, Identity, has_token
 from kubernetes.client import CoreV1Api
 from kubernetes.client.rest import ApiException
 from urllib3.exceptions import HTTPError
@@ -184,7 +184,8 @@ class Pod:
         if container.running or time.monotonic() < container.due or not (first or self._again(container)):
             return
         try:
-            env = environment(container.spec, self.obj, self._secret, self._given or {})
+            given = {k: v for k, v in (self._given or {}).items() if k != FOLDER or has_token(container.spec)}
+            env = environment(container.spec, self.obj, self._secret, given)
         except CannotConfigure as error:
             container.block(str(error))
             return

@@ -49,7 +49,7 @@ class SeedCase(ClusterCase):
         data = self.data
         mount = {"name": "data", "mountPath": str(data)}
         trainer = {"name": names.TRAINER, "volumeMounts": [mount]}
-        volume = {"name": "data", "hostPath": {"path": str(data)}}  # the kubelet mounts nothing: the same path
+        volume: Json = {"name": "data", "emptyDir": {}}  # the kubelet mounts nothing: the path is this machine's
         pool = {"cloud.google.com/gke-nodepool": self.pool}
         pod = {"nodeSelector": pool, "containers": [trainer], "volumes": [volume]}
         gke: Json = {

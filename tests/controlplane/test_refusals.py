@@ -207,6 +207,9 @@ def test_a_jobset_of_that_name_by_somebody_else(case: ClusterCase) -> None:
         assert f"JobSet {case.run_id} in namespace {case.namespace} belongs to gs://theirs/runs/r" in words
         assert "choose another run.name" in words
     train = case.stage("train")
+    assert isinstance(train, JobStage)
+    with pytest.raises(BadInput, match="belongs to gs://theirs/runs/r"):
+        train.platform.kill_slice(0)
     assert train.cancel(0.0, now=True)
     release, verdict = case.do("release")
     assert verdict.outcome == "complete"

@@ -11,6 +11,10 @@ if TYPE_CHECKING:
 
 
 def test_a_slice_is_lost_and_the_run_completes(case: ClusterCase) -> None:
+    """In a namespace where deploy/admission.yaml holds."""
+    from elastic_tpu.tests.controlplane.test_admission import guard
+
+    guard(case.plane, case.namespace)
     case.trainer = ["--step-seconds", "0.05"]
     case.write(train={"steps": 120})
     with case.hardware(), Launcher(case) as launcher:

@@ -46,6 +46,7 @@ def scratch(made: Plan) -> str:
 
 
 def _pod(spec: RunSpec, made: Plan) -> Json:
+    volume, token = manifest_common.api_token()
     return {
         "metadata": {
             "labels": manifest_common.labels(spec, "head"),
@@ -61,13 +62,16 @@ def _pod(spec: RunSpec, made: Plan) -> Json:
             "dnsPolicy": "ClusterFirstWithHostNet",
             "terminationGracePeriodSeconds": _GRACE,
             **manifest_common.placement(spec),
+            "securityContext": manifest_common.pod_context(),
+            "automountServiceAccountToken": False,  # the trainer alone calls Kubernetes, for lost slices
             "initContainers": [_manager(spec, made), _proxy(spec, made)],
-            "containers": [_trainer(spec, made)],
+            "containers": [_trainer(spec, made, token)],
+            "volumes": [volume],
         },
     }
 
 
-def _trainer(spec: RunSpec, made: Plan) -> Json:
+def _trainer(spec: RunSpec, made: Plan, token: Json) -> Json:
     variables: dict[str, str | Json] = {
         "JAX_PLATFORMS": "proxy",
         "JAX_BACKEND_TARGET": f"grpc://localhost:{PROXY_PORT}",
@@ -83,6 +87,8 @@ def _trainer(spec: RunSpec, made: Plan) -> Json:
         "command": ["python", "-m", "elastic_tpu.trainer", "train", "--run", made.uri],
         "env": manifest_common.env(variables | manifest_common.secrets(spec)),
         "resources": {"requests": {"cpu": "4", "memory": "16Gi"}},
+        "securityContext": manifest_common.container_context(),
+        "volumeMounts": [token],
         "terminationMessagePolicy": "FallbackToLogsOnError",
     }
 
@@ -110,6 +116,7 @@ def _manager(spec: RunSpec, made: Plan) -> Json:
         ),
         "ports": manifest_common.ports([MANAGER_PORT, 29002]),
         "resources": {"limits": {"cpu": "8", "memory": "32G"}},
+        "securityContext": manifest_common.container_context(),
     }
 
 
@@ -139,4 +146,5 @@ def _proxy(spec: RunSpec, made: Plan) -> Json:
         ),
         "ports": manifest_common.ports([PROXY_PORT]),
         "resources": {"limits": {"cpu": "16", "memory": "100G"}},
+        "securityContext": manifest_common.container_context(),
     }

@@ -126,9 +126,11 @@ def _job_pod(spec: RunSpec, made: Plan, wanted: Job) -> Json:
         "restartPolicy": "Never",
         "terminationGracePeriodSeconds": 30,
         **manifest_common.placement(spec),
+        "securityContext": manifest_common.pod_context(),
         "automountServiceAccountToken": False,
     }
-    if settings.hardware == "tpu":
+    on_tpu = settings.hardware == "tpu"
+    if on_tpu:
         host, capacity = tpu.one_host(made.shape), manifest_common.capacity(spec)
         resources["limits"][patch_rules.TPU] = str(host.chips_per_vm)
         pod["nodeSelector"] = {
@@ -148,6 +150,7 @@ def _job_pod(spec: RunSpec, made: Plan, wanted: Job) -> Json:
             "command": settings.command or ["python", "-m", "elastic_tpu.trainer", *wanted.argv],
             "env": manifest_common.env(variables | manifest_common.secrets(spec)),
             "resources": resources,
+            "securityContext": manifest_common.container_context(on_tpu),
             "terminationMessagePolicy": "FallbackToLogsOnError",
         }
     ]

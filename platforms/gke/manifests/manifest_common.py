@@ -58,6 +58,31 @@ def secrets(spec: RunSpec) -> dict[str, str | Json]:
     }
 
 
+# Contexts are what Kubernetes' Pod Security Standard "restricted" asks for, as far as any image can run with it. Not:
+# runAsNonRoot and a read-only root, which the images of MaxText and Pathways do not promise; a patch may add them.
+def pod_context() -> Json:
+    """`securityContext` of every pod."""
+    return {"seccompProfile": {"type": "RuntimeDefault"}}
+
+
+def container_context(on_tpu: bool = False) -> Json:
+    """`securityContext` of a container. On a TPU it keeps its capabilities: libtpu locks memory for its devices."""
+    return {"allowPrivilegeEscalation": False, **({} if on_tpu else {"capabilities": {"drop": ["ALL"]}})}
+
+
+def api_token() -> tuple[Json, Json]:
+    """A volume with the token of the pod's account as Kubernetes would mount it into every container, and its mount."""
+    name = "kubernetes-api"
+    namespace = {"path": "namespace", "fieldRef": {"apiVersion": "v1", "fieldPath": "metadata.namespace"}}
+    sources = [
+        {"serviceAccountToken": {"path": "token", "expirationSeconds": 3607}},
+        {"configMap": {"name": "kube-root-ca.crt", "items": [{"key": "ca.crt", "path": "ca.crt"}]}},
+        {"downwardAPI": {"items": [namespace]}},
+    ]
+    volume = {"name": name, "projected": {"sources": sources}}
+    return volume, {"name": name, "mountPath": "/var/run/secrets/kubernetes.io/serviceaccount", "readOnly": True}
+
+
 def ports(numbers: Iterable[int]) -> list[Json]:
     """`ports` of a container, all TCP."""
     return [{"containerPort": number, "protocol": "TCP"} for number in numbers]

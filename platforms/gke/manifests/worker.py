@@ -42,6 +42,7 @@ def _pod(spec: RunSpec, made: Plan) -> Json:
         "dnsPolicy": "ClusterFirstWithHostNet",
         "terminationGracePeriodSeconds": 60,
         **manifest_common.placement(spec),
+        "securityContext": manifest_common.pod_context(),
         "automountServiceAccountToken": False,  # a worker calls Pathways and the bucket, not Kubernetes
         "nodeSelector": {
             "cloud.google.com/gke-tpu-accelerator": made.shape.gke_accelerator_label,
@@ -91,6 +92,7 @@ def _worker(spec: RunSpec, made: Plan) -> Json:
         ),
         "ports": manifest_common.ports([WORKER_PORT, 29006, 8471, 8080]),
         "resources": {"limits": {patch_rules.TPU: str(made.shape.chips_per_vm)}},
+        "securityContext": manifest_common.container_context(on_tpu=True),
         "volumeMounts": [{"name": "shared-tmp", "mountPath": "/tmp"}],
     }
 
@@ -106,6 +108,7 @@ def _add_sidecar(spec: RunSpec, pod: Json) -> None:
             "name": patch_rules.SIDECAR,
             "image": pathways.colocated_python,
             "restartPolicy": "Always",
+            "securityContext": manifest_common.container_context(),
             "env": manifest_common.env({"GRPC_SERVER_ADDRESS": "0.0.0.0:50051"}) + folder,
             "ports": manifest_common.ports([50051]),
             "volumeMounts": [{"name": "shared-tmp", "mountPath": "/tmp"}, memory],

@@ -21,6 +21,7 @@ GOLDEN: dict[str, dict[str, Any]] = {
         secrets={"HF_TOKEN": {"secret": "hf-token", "key": "token"}},
         gke={
             "namespace": "training",
+            "allow": ["serviceAccount:trainer", "registry:eu.gcr.io/acme"],
             "service_account": "trainer",
             "priority_class": "high",
             "ttl": "90m",

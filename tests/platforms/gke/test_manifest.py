@@ -6,6 +6,7 @@ import json
 import os
 import re
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import jsonschema
@@ -14,6 +15,7 @@ import yaml
 from elastic_tpu.platforms.base import Job
 from elastic_tpu.platforms.gke import names
 from elastic_tpu.platforms.gke.manifests import manifest
+from elastic_tpu.platforms.gke.pod_api import MOUNTED
 from elastic_tpu.runs.spec import patch_rules
 from elastic_tpu.runs.spec.images import TRAINER_JAX
 from elastic_tpu.runs.spec.load import check
@@ -55,6 +57,17 @@ def plain(job: str = "evaluate", **sections: Any) -> Json:
     spec = check(gke(**sections))
     argv = (job, "--run", spec.uri)
     return manifest.job(spec, make_plan(spec), Job(job, argv, slices=False))
+
+
+FIREWALL = Path(__file__).parents[3] / "deploy" / "firewall.sh"
+
+
+def templates(document: dict[str, Any]) -> list[dict[str, Any]]:
+    """The pod template of every object of a run."""
+    spec = check(document)
+    first, *jobs = manifest.documents(spec, make_plan(spec))
+    found = [one["template"]["spec"]["template"] for one in first["spec"]["replicatedJobs"]]
+    return [*found, *(one["spec"]["template"] for one in jobs)]
 
 
 # -- golden files: a change of what is sent is seen in a review ------------------------------------------------------
@@ -210,8 +223,37 @@ def test_the_trainer() -> None:
     assert found["ELASTIC_TPU_PATHWAYS_JAX"] == TRAINER_JAX
     assert found["HF_TOKEN"] == {"secretKeyRef": {"name": "hf", "key": "token"}}
     assert jobset["metadata"]["namespace"] == "training"
-    assert "automountServiceAccountToken" not in pod(jobset, names.HEAD)  # it asks for a lost slice by its token
+    assert [mount["mountPath"] for mount in trainer["volumeMounts"]] == [MOUNTED]
     assert pod(jobset, names.HEAD)["serviceAccountName"] == "elastic-tpu-trainer"
+
+
+def test_the_token_of_the_account_is_the_trainers_alone() -> None:
+    """It asks for a lost slice by it; Pathways' containers and the plain Jobs have none."""
+    for document in GOLDEN.values():
+        for template_ in templates(document):
+            assert template_["spec"]["automountServiceAccountToken"] is False
+            for one in (*template_["spec"].get("initContainers", ()), *template_["spec"]["containers"]):
+                mounts = [mount["name"] for mount in one.get("volumeMounts", ())]
+                is_trainer = one["name"] == "trainer" and template_["metadata"]["labels"][names.ROLE] == "head"
+                assert ("kubernetes-api" in mounts) is is_trainer
+
+
+def test_no_container_can_get_more_rights_than_it_starts_with() -> None:
+    for document in GOLDEN.values():
+        for template_ in templates(document):
+            assert template_["spec"]["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+            for one in (*template_["spec"].get("initContainers", ()), *template_["spec"]["containers"]):
+                assert one["securityContext"]["allowPrivilegeEscalation"] is False
+
+
+def test_the_firewall_closes_every_port_of_pathways() -> None:
+    (line,) = [line for line in FIREWALL.read_text().splitlines() if line.startswith("PORTS=")]
+    ranges = [part.removeprefix("tcp:").partition("-") for part in line.removeprefix("PORTS=").split(",")]
+    closed = {port for low, _, high in ranges for port in range(int(low), int(high or low) + 1)}
+    for document in GOLDEN.values():
+        for template_ in templates(document):
+            for one in (*template_["spec"].get("initContainers", ()), *template_["spec"]["containers"]):
+                assert {port["containerPort"] for port in one.get("ports", ())} <= closed
 
 
 @pytest.mark.parametrize(("model", "value"), [("qwen3-0.6b", None), ("qwen3-1.7b", "1")])
@@ -383,7 +425,7 @@ def test_what_is_protected_is_there(contract: patch_rules.Contract | None, of: s
             found |= {path for top in tops if patch_rules._touched(top, path) == path}
     # What is protected from being added; all else is in a manifest already.
     missing = set((contract or patch_rules.job_contract("evaluate")).fixed) - found
-    assert {path[-1] for path in missing} <= {"args", "command"}
+    assert {path[-1] for path in missing} <= {"args", "command", "serviceAccount"}
     assert all(path[2] != "trainer" or path[-1] == "args" for path in missing if len(path) > 2)
 
 
