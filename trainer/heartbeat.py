@@ -102,7 +102,7 @@ class Heartbeat:
         self._reached_at = self._took_at = self._clock()
         if not self._unknown_before and (before is None or before.phase == "ended"):
             self.held.set()  # no earlier trainer is left that must first notice this one
-        self._look_at_claim()
+        self._look_at_claim(starting=True)
         self._thread.start()
         return before
 
@@ -268,11 +268,16 @@ class Heartbeat:
         self._closed = self._left = True
         self._leave(code)
 
-    def _look_at_claim(self) -> None:
+    def _look_at_claim(self, starting: bool = False) -> None:
         try:
             claim = load_claim(self._run.store.read(paths.CLAIM).data)
         except ElasticTPUError:
             return  # no claim or no answer is no request to stop
+        if starting and claim.state == "done":
+            # Its launcher was cut off while this was being created, and gave the run and its slices up.
+            self.request_stop(
+                Stop(ExitCode.ENDED_ON_REQUEST, f"{claim.holder} gave the run up before this trainer began")
+            )
         if claim.state != "stop":
             self._stop_seen = None
             return

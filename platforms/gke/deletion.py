@@ -11,9 +11,10 @@ from . import names
 from .api.cluster import Cluster
 from .api.observer import Observer
 from .k8s_json import JOBSET_UID, Json, label
-from .status.stuck_pods import Deletions, stuck
+from .status.stuck_pods import Deletions, kept, stuck
 
 DELETION_TIMEOUT = 900.0  # seconds until a deleted object must be gone: more than the head's grace of 300
+_LINGERS = 5  # seconds that what goes on in a pod without its trainer gets to end
 _LOOK = 1.0  # seconds between two looks at an object that is being deleted
 
 
@@ -48,7 +49,7 @@ class Deleter:
         """Delete a pod by force, without its grace. Returns whether it existed."""
         meta = pod["metadata"]
         with suppress(Changed):
-            return self._cluster.delete_pod(meta["name"], meta["uid"], force=True)
+            return self._cluster.delete_pod(meta["name"], meta["uid"], grace=0)
         return False
 
     def carry_out(self, wanted: Deletions) -> None:
@@ -59,6 +60,9 @@ class Deleter:
                 self._cluster.delete_job(name, uid, foreground=True)
         for pod in wanted.pods:
             self.force(pod)
+        for pod in wanted.lingering:
+            with suppress(Changed):
+                self._cluster.delete_pod(pod["metadata"]["name"], pod["metadata"]["uid"], grace=_LINGERS)
 
     def pods_left(self, kind: str, uid: str, found: Json | None) -> list[Json]:
         """Pods that belong to a deleted JobSet or Job and still exist.
@@ -71,6 +75,24 @@ class Deleter:
         """
         newer = found["metadata"]["uid"] if found is not None and found["metadata"]["uid"] != uid else ""
         return [pod for pod in self.pods() if _is_of(pod, kind, uid, newer)]
+
+    def orphans(self, uid: str, found: Json | None) -> list[Json]:
+        """Child Jobs of a JobSet that is gone, which was deleted with `--cascade=orphan`: they would train on.
+
+        Args:
+          uid: of the JobSet; if it is unknown (empty), Jobs of all JobSets but `found`.
+          found: the JobSet that has the name now, if any.
+        """
+        newer = found["metadata"]["uid"] if found is not None else ""
+        jobs = self._cluster.list_jobs(f"{names.RUN_ID}={self._run_id}")
+        return [job for job in jobs if label(job, JOBSET_UID) != newer and _is_of(job, "JobSet", uid, newer)]
+
+    def clear_orphans(self, uid: str, waiting: Callable[[str], None]) -> bool:
+        """Delete the orphans, which have the names that a new JobSet needs for its Jobs; False if some do not go."""
+        orphans = self.orphans(uid, None)
+        for job in orphans:
+            self.delete("Job", job)
+        return all(self.wait_gone("Job", job["metadata"]["name"], waiting, job["metadata"]["uid"]) for job in orphans)
 
     def wait_gone(self, kind: str, name: str, waiting: Callable[[str], None], uid: str) -> bool:
         """Wait until a deleted JobSet or Job and its pods are gone; delete stuck pods by force meanwhile.
@@ -90,9 +112,13 @@ class Deleter:
                 return True
             if time.monotonic() > deadline:
                 return False
+            if kind == "JobSet" and (found is None or found["metadata"]["uid"] != uid):
+                for job in self.orphans(uid, found):
+                    self.delete("Job", job)
             for pod in stuck(left, self._cluster.now()):
                 self.force(pod)
-            waiting(f"waiting until {kind} {name} and its pods are gone; a trainer may be saving")
+            words = kept(left, self._cluster.now()) or ["a trainer may be saving"]
+            waiting(f"waiting until {kind} {name} and its pods are gone; {'; '.join(words)}")
             time.sleep(_LOOK)
 
 

@@ -13,14 +13,16 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
-from datetime import datetime
+from datetime import UTC, datetime, timedelta
 
 from ...runs.errors import BadInput, ElasticTPUError, Exists, Infrastructure, Problem
 from ...runs.judge.verdict import Observation
 from ...runs.record import paths
 from ...runs.record.run import Run
+from ...runs.record.status import read_status
 from ...runs.spec import plan
 from ...runs.spec.run_spec import Gke
+from ...runs.store import records
 from ...runs.units import show_duration
 from ..base import Job, ReleaseReport, SliceState
 from . import names
@@ -34,9 +36,10 @@ from .manifests import manifest
 from .slices_record import SlicesRecord
 from .status import state
 from .status.ownership import is_active, is_ours, require_ours
-from .status.stuck_pods import deletions, stuck
+from .status.stuck_pods import deletions
 
 _AGAIN = 1.0  # seconds before another create, after the name was taken
+_CREATE = timedelta(seconds=40)  # until a create that was sent has arrived or never will: `TIMEOUT` and some more
 _LOG_LINES = 20  # of a container that failed
 
 Waiting = Callable[[str], None]
@@ -86,7 +89,7 @@ class GkePlatform:
             raise BadInput(problems)
         found = self._deleter.get("JobSet", self._run.run_id)
         if found is not None:
-            require_ours("JobSet", found, self._run, self._gke.namespace)
+            require_ours("JobSet", found, self._run, self._gke.namespace, self._record.uid)
 
     def acquire(self) -> None:
         """Record that the preflight passed, unless the JobSet is there. The slices come with it."""
@@ -100,7 +103,7 @@ class GkePlatform:
         if recorded == "absent":
             return SliceState("absent", 0, wanted)  # no JobSet is created before slices.json is written
         found = self._observer.jobset(name)
-        if found is not None and is_ours(found, self._run) and is_active(found):
+        if found is not None and self._is_ours(found) and is_active(found):
             return self._look(found).slices
         if recorded == "checked":
             passed = f"namespace {self._gke.namespace} passed the preflight"
@@ -126,7 +129,7 @@ class GkePlatform:
             raise BadInput([Problem("slice", index, f"this run has {count} slices, numbered from 0")])
         found = self._deleter.get("JobSet", self._run.run_id)
         if found is not None:  # pods alone say the run's id only, which another directory may have
-            require_ours("JobSet", found, self._run, self._gke.namespace)
+            require_ours("JobSet", found, self._run, self._gke.namespace, self._record.uid)
         of_slice = f"{names.REPLICATED_JOB}={names.WORKER},{names.JOB_INDEX}={index}"
         pods = [pod for pod in self._deleter.pods(of_slice) if _lives(pod)]
         if not pods:
@@ -151,7 +154,7 @@ class GkePlatform:
         while time.monotonic() < deadline:
             found = self._deleter.get(kind, name)
             if found is not None:
-                require_ours(kind, found, self._run, self._gke.namespace)
+                require_ours(kind, found, self._run, self._gke.namespace, self._record.uid)
                 if is_active(found):
                     self._created(job, found)
                     return  # adopted
@@ -159,6 +162,8 @@ class GkePlatform:
                     self._deleter.delete(kind, found)
                 if not self._deleter.wait_gone(kind, name, waiting, found["metadata"]["uid"]):
                     break
+            if job.slices and not self._deleter.clear_orphans(self._record.uid(), waiting):
+                break
             with suppress(Exists):  # of another run, ours by a create whose answer was lost, or being deleted
                 self._created(job, self._create(job))
                 return
@@ -173,7 +178,9 @@ class GkePlatform:
         """Look at the job's object, and at its pods and events if something is wrong."""
         kind, name = self._object_of(job)
         found = self._observer.jobset(name) if job.slices else self._deleter.get(kind, name)
-        if found is None or not is_ours(found, self._run):
+        if found is None or not self._is_ours(found):
+            if job.slices and (ended := self._ended_before_it_was_gone()):
+                return ended
             gone = {
                 "created": f"JobSet {name} is gone: somebody deleted it, or it was over for longer than gke.ttl",
                 "requested": f"JobSet {name} does not exist: it was deleted, or was never created",
@@ -185,14 +192,14 @@ class GkePlatform:
         """Delete the job's stuck pods by force, and the Jobs that have to make their pods again on other nodes."""
         kind, name = self._object_of(job)
         found = self._observer.jobset(name) if job.slices else self._deleter.get(kind, name)
-        if found is not None and is_ours(found, self._run):
+        if found is not None and self._is_ours(found):
             self._deleter.carry_out(deletions(self._pods_of(job), self._cluster.now()))
 
     def cancel(self, job: Job, now: bool = False) -> None:
         """Delete the job's JobSet or Job, unless it is over. Its pods get their grace, unless `now`."""
         kind, name = self._object_of(job)
         found = self._deleter.get(kind, name)
-        if found is None or not is_ours(found, self._run) or state.is_over(found):
+        if found is None or not self._is_ours(found) or state.is_over(found):
             return
         self._deleter.delete(kind, found)
         if now:
@@ -204,14 +211,15 @@ class GkePlatform:
     def _release_jobset(self, waiting: Waiting) -> tuple[tuple[str, ...], bool]:
         """Names of what existed, and whether it is gone."""
         name, recorded = self._run.run_id, self._record.read() or {}
-        found = self._deleter.get("JobSet", name)
-        mine = found if found is not None and is_ours(found, self._run) else None
+        found = self._settled(recorded, waiting)
+        mine = found if found is not None and self._is_ours(found) else None
         uid = str(mine["metadata"]["uid"] if mine is not None else recorded.get("uid", ""))
         # Without a JobSet there may still be pods: of an interrupted release, or of a JobSet that was deleted by hand.
         held = (
             mine is not None
             or recorded.get("state") == "releasing"
             or bool(self._deleter.pods_left("JobSet", uid, found))
+            or bool(self._deleter.orphans(uid, found))
         )
         if mine is not None:
             self._record.releasing(uid)
@@ -222,10 +230,23 @@ class GkePlatform:
         slices = [f"slice {index}" for index in range(self._run.spec.slices.count)]
         return (f"JobSet {name}", *slices) if held else (), gone
 
+    def _settled(self, recorded: Json, waiting: Waiting) -> Json | None:
+        """The JobSet of the run's name, once no create of it can be under way: one that was cut off may arrive late."""
+        requested = records.time_of(recorded.get("requested")) if recorded.get("state") == "requested" else None
+        while True:
+            found = self._deleter.get("JobSet", self._run.run_id)
+            late = requested is not None and datetime.now(UTC) - requested < _CREATE
+            if found is not None or not late:
+                return found
+            waiting(
+                f"waiting until JobSet {self._run.run_id}, which was being created, is there or cannot come any more"
+            )
+            time.sleep(_AGAIN)
+
     def _release_job(self, job: str, waiting: Waiting) -> tuple[tuple[str, ...], bool]:
         name = names.plain_job(self._run.run_id, job)
         found = self._deleter.get("Job", name)
-        if found is None or not is_ours(found, self._run):
+        if found is None or not self._is_ours(found):
             return (), True
         self._deleter.delete("Job", found)
         return (f"Job {name}",), self._deleter.wait_gone("Job", name, waiting, found["metadata"]["uid"])
@@ -234,7 +255,11 @@ class GkePlatform:
         if not job.slices:
             return self._cluster.create_job(manifest.job(self._run.spec, self._plan, job))
         self._record.requested()
-        return self._cluster.create_jobset(manifest.jobset(self._run.spec, self._plan))
+        try:
+            return self._cluster.create_jobset(manifest.jobset(self._run.spec, self._plan))
+        except (BadInput, Exists):
+            self._record.refused()
+            raise
 
     def _created(self, job: Job, made: Json) -> None:
         if job.slices:
@@ -253,7 +278,7 @@ class GkePlatform:
 
     def _completed(self, look: state.ClusterLook, pods: list[Json], now: datetime) -> state.ClusterLook:
         """Add the time, whether pods are stuck, and the last log lines of what failed: the cluster drops logs soon."""
-        seen = replace(look.observation, seen_at=now, stuck=bool(stuck(pods, now)))
+        seen = replace(look.observation, seen_at=now, stuck=bool(deletions(pods, now)))
         if look.failed is not None and seen.exit_code != 0:
             with suppress(ElasticTPUError):
                 lines = self._cluster.pod_log(look.failed.pod, look.failed.container, _LOG_LINES)
@@ -264,6 +289,17 @@ class GkePlatform:
         """The job's pods; for the job with slices, all pods of the run."""
         return self._deleter.pods("" if job.slices else f"{names.ROLE}={job.name}")
 
+    def _ended_before_it_was_gone(self) -> Observation | None:
+        """The end of a trainer whose JobSet is gone, by `gke.ttl` or by hand: its last heartbeat tells the code."""
+        recorded, status = self._record.read() or {}, read_status(self._run)
+        if recorded.get("state") != "created" or status is None or status.phase != "ended" or status.exit is None:
+            return None
+        before = recorded.get("attempts")
+        if not isinstance(before, int) or status.attempt <= before:
+            return None  # of an earlier JobSet's trainer
+        evidence = {"uid": recorded.get("uid"), "attempt": status.attempt}
+        return Observation("over", status.exit, detail=status.reason, evidence=evidence, trainer_lives=False)
+
     def _was_refused(self) -> bool:
         """Whether the preflight refused this run: then nothing was created, and a release has nothing to do."""
         if self._run.store.list(paths.SLICES):
@@ -273,6 +309,9 @@ class GkePlatform:
         except BadInput:
             return True
         return False
+
+    def _is_ours(self, found: Json) -> bool:
+        return is_ours(found, self._run, self._record.uid)
 
     def _object_of(self, job: Job) -> tuple[str, str]:
         run_id = self._run.run_id

@@ -11,7 +11,7 @@ from typing import Any
 from ...runs.errors import BadInput
 from ...runs.record import paths
 from ...runs.record.events import EventLog
-from ...runs.record.run import Run
+from ...runs.record.run import Run, attempts_of
 from ...runs.record.slices import read_slices
 from ...runs.store import records
 
@@ -39,21 +39,35 @@ class SlicesRecord:
         found = self.read()
         return "absent" if found is None else str(found.get("state", ""))
 
+    def uid(self) -> str:
+        """Of the JobSet on record; empty if there is none."""
+        return str((self.read() or {}).get("uid", ""))
+
     def checked(self) -> None:
         """Write: the preflight passed, and the run has no JobSet."""
         self._write("checked")
 
     def requested(self) -> None:
-        """Write, before the create call, that a JobSet may exist from now on."""
+        """Write, before the create call, that a JobSet may exist from now on, and how many attempts there were."""
         if self.state() != "requested":
-            self._write("requested")
             self._write_events("slice.requested")
+        attempts = len(attempts_of(self._run, "train"))
+        self._write("requested", requested=records.timestamp(), attempts=attempts)
+
+    def refused(self) -> None:
+        """Write: the create was answered and made nothing, so no JobSet can still come of it."""
+        self._write("requested")
 
     def created(self, uid: str) -> None:
         """Write: the JobSet with this uid is the run's."""
         found = self.read() or {}
         if (found.get("state"), found.get("uid")) != ("created", uid):
-            self._write("created", uid=uid)
+            kept = (
+                {"attempts": found["attempts"]}
+                if found.get("state") in ("requested", "created") and "attempts" in found
+                else {}
+            )
+            self._write("created", uid=uid, **kept)
 
     def releasing(self, uid: str) -> None:
         """Write, before the delete call, that this JobSet is being released: an interrupted release is resumed."""

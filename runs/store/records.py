@@ -31,6 +31,14 @@ def parse_time(text: str) -> datetime:
     return when
 
 
+def time_of(value: object) -> datetime | None:
+    """A time that stands in a record; None if there is none, or none that can be read."""
+    try:
+        return parse_time(value) if isinstance(value, str) else None
+    except ValueError:
+        return None
+
+
 def canonical(value: Any) -> bytes:
     """Canonical JSON: sorted keys, no spaces, UTF-8; equal values give equal bytes."""
     return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode()

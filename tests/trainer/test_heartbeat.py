@@ -440,6 +440,23 @@ def test_a_stop_from_before_the_start_ends_it_before_anything_is_imported() -> N
     assert (trainer.status().phase, trainer.status().exit) == ("ended", 76)
 
 
+def test_a_trainer_that_begins_after_its_run_was_given_up_ends() -> None:
+    """Its launcher was cut off while the job was being created, and has gone."""
+    trainer = Trainer()
+    trainer.claim("done")
+    trainer.beat.start()
+    trainer.beats()
+    assert trainer.left == [ExitCode.ENDED_ON_REQUEST]
+    assert trainer.status().reason == "dag/1 gave the run up before this trainer began"
+
+
+def test_a_run_that_is_given_up_while_it_trains_goes_on() -> None:
+    trainer = Trainer().started(phase="training")
+    trainer.claim("done")
+    trainer.beats(3)
+    assert trainer.beat.stop is None
+
+
 @pytest.mark.parametrize("phase", ["starting", "waiting", "restoring", "compiling"])
 def test_a_stop_with_nothing_to_save_writes_the_status_and_exits(phase: str) -> None:
     trainer = Trainer().started(phase=phase)

@@ -105,6 +105,10 @@ class Cluster:
         """The Job, or None if the API says that there is none."""
         return self._get("jobs.batch", name)
 
+    def list_jobs(self, selector: str) -> list[Json]:
+        """The Jobs that match a label selector."""
+        return self._list("jobs.batch", {"labelSelector": selector}, None)
+
     def delete_job(self, name: str, uid: str, foreground: bool) -> bool:
         """Delete a Job and its pods, before it if `foreground`, else after it. Returns whether it existed.
 
@@ -119,15 +123,18 @@ class Cluster:
         """The pods that match a label selector."""
         return self._list("pods", {"labelSelector": selector}, None)
 
-    def delete_pod(self, name: str, uid: str | None = None, force: bool = False) -> bool:
-        """Delete a pod, without its grace if `force`. Returns whether it existed.
+    def delete_pod(self, name: str, uid: str | None = None, grace: int | None = None) -> bool:
+        """Delete a pod. Returns whether it existed.
+
+        Args:
+          grace: seconds, 0 by force; without it the pod's own.
 
         Raises:
           Changed: `uid` is given and another pod has the name.
         """
         options = _delete_options(uid)
-        if force:
-            options["gracePeriodSeconds"] = 0
+        if grace is not None:
+            options["gracePeriodSeconds"] = grace
         return self._delete("pods", name, options)
 
     def pod_log(self, pod: str, container: str, tail_lines: int) -> str:

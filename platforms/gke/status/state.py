@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any, Literal
 
-from ....runs.errors import ExitCode
+from ....runs.errors import ExitCode, final_codes
 from ....runs.judge.verdict import Observation, State
 from ...base import SliceState
 from .. import names
@@ -36,11 +36,12 @@ from ..k8s_json import (
 )
 from . import reasons
 from .jobset_view import JobSetView
-from .stuck_pods import stuck
+from .stuck_pods import kept, lacking, lingering, stuck
 
 _QUEUE = "kueue.x-k8s.io/queue-name"
 _FIRST_FAILED = re.compile(r"first failed job: ([^\s)]+)")
 _SPENT = "ReachedMaxRestarts"  # the reason also if no restart was allowed
+_MOST = 3  # pods and pools that are named
 _ENDED_WELL = frozenset({"Completed", "Complete"})
 _NO_SLICES = SliceState("absent", 0, 0)
 
@@ -117,6 +118,8 @@ def look_job(job: Json | None, pods: Sequence[Json], events: Sequence[Json], now
         return ClusterLook(Observation("suspended" if ran else "queued", None, False, detail, evidence, waited))
     if status.get("ready") or any(container_runs(p) for p in mine):
         return ClusterLook(Observation("running", detail="; ".join(words), evidence=evidence))
+    if (ended := lingering(mine, now)) is not None:
+        return ClusterLook(_lingers(Observation("over", evidence=evidence), *ended), failed=ended[1])
     last = newest(p for p in mine if phase(p) == "Failed")
     if last is not None and last is newest(mine):
         end, how = reasons.how_it_ended(last, names.TRAINER)
@@ -151,6 +154,7 @@ def _started(jobset: JobSetView, events: Sequence[Json], now: datetime) -> Clust
     complete = jobset.ready >= jobset.wanted
     pods = [*jobset.heads, *jobset.workers]
     words = [] if complete and jobset.head_up else reasons.troubles(pods, events, jobset.start_began)
+    words = [*[*lacking(pods), *kept(pods, now)][:_MOST], *words]
     lost = jobset.not_ready if jobset.ran and not complete else []
     if jobset.head_up and not complete:
         which = f" (not ready: slice {', '.join(map(str, lost[:8]))}{', ...' if len(lost) > 8 else ''})" if lost else ""
@@ -162,6 +166,8 @@ def _started(jobset: JobSetView, events: Sequence[Json], now: datetime) -> Clust
     some: Literal["requested", "partly"] = "partly" if jobset.ready or jobset.ran else "requested"
     slices = jobset.slice_state("ready" if complete and jobset.wanted else some, "" if complete else detail)
 
+    if (lingers := lingering(jobset.heads, now)) is not None:
+        return ClusterLook(_lingers(seen, *lingers), slices, lingers[1])
     ended = newest(jobset.heads)
     died = jobset.head["failed"] > 0 or (ended is not None and phase(ended) == "Failed")
     if not jobset.head_up and (died or holds(jobset.json, "RestartingJobSet")):
@@ -177,6 +183,15 @@ def _started(jobset: JobSetView, events: Sequence[Json], now: datetime) -> Clust
         return ClusterLook(replace(seen, state="running", detail=detail), slices)
     waited = _seconds(jobset.head_starting_since if jobset.ran else jobset.start_began, now)
     return ClusterLook(replace(seen, state="starting", waited=waited), slices)
+
+
+def _lingers(seen: Observation, pod: Json, end: reasons.ContainerEnd) -> Observation:
+    """Of a pod whose trainer has ended while another container goes on: the job is over all the same."""
+    again = end.exit_code not in (0, *final_codes("trainer"))
+    detail = f"{end}; another container of pod {name_of(pod)} goes on and keeps it from ending"
+    evidence = seen.evidence | _log_evidence(end)
+    over = replace(seen, state="over", exit_code=end.exit_code, relaunching=again, detail=detail, evidence=evidence)
+    return replace(over, trainer_lives=False)
 
 
 def _restarting(

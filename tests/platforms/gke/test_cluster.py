@@ -111,7 +111,7 @@ def test_a_job_is_deleted_as_asked(api: ScriptedApi, cluster: Cluster, foregroun
 
 def test_a_pod_gets_its_grace_unless_forced(api: ScriptedApi, cluster: Cluster) -> None:
     cluster.delete_pod("p", "u")
-    cluster.delete_pod("p", "u", force=True)
+    cluster.delete_pod("p", "u", grace=0)
     polite, forced = (request.body for request in api.requests)
     assert "gracePeriodSeconds" not in polite
     assert forced["gracePeriodSeconds"] == 0

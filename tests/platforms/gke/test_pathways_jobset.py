@@ -47,6 +47,12 @@ INTENDED: dict[str, str] = {
     f"{HEAD_POD}.spec.serviceAccountName": "the bucket, and the Jobs of lost slices",
     f"{WORKER_POD}.spec.serviceAccountName": "the bucket",
     f"{WORKER_POD}.spec.automountServiceAccountToken": "a worker never asks Kubernetes",
+    f"{HEAD_POD}.spec.automountServiceAccountToken": "the trainer alone asks Kubernetes",
+    f"{HEAD_POD}.spec.volumes.kubernetes-api": "the token, for the trainer alone",
+    f"{HEAD_POD}.spec.containers.trainer.volumeMounts": "the token",
+    "*.securityContext.seccompProfile.type": "no pod needs more",
+    "*.securityContext.allowPrivilegeEscalation": "no container needs it",
+    "*.securityContext.capabilities.drop": "none of the head's containers needs one",
     f"{WORKER_POD}.spec.tolerations": "the taint of TPU nodes, which GKE may or may not add",
     # What runs.
     "*.imagePullPolicy": "tags that stay need no registry when a slice comes back",
