@@ -13,12 +13,10 @@ from glob import glob
 from pathlib import Path
 from typing import IO, Any
 
-import psutil
-
 from .. import extras
 from ..errors import Problem
 from ..units import GIB
-from . import file_contents, maxtext_config
+from . import file_contents, machine, maxtext_config
 from .memory import shortage
 from .plan import NOT_FILES, data_kind, memory_of, shape_of
 from .run_spec import RunSpec, is_bucket
@@ -58,8 +56,8 @@ def problems(document: Mapping[str, Any]) -> list[Problem]:
 
 
 def machine_gib() -> float:
-    """Memory of this machine."""
-    return float(psutil.virtual_memory().total / GIB)
+    """Memory of this machine, or of the container that this process is in."""
+    return machine.memory() / GIB
 
 
 def machine_problems(spec: RunSpec) -> list[Problem]:
@@ -69,7 +67,7 @@ def machine_problems(spec: RunSpec) -> list[Problem]:
     shape = shape_of(spec)
     needed = memory_of(spec, shape)
     certain, why = shortage(needed, machine_gib(), shape.devices * spec.slices.count) if needed else (False, "")
-    return [Problem("train.maxtext", None, why)] if certain else []
+    return [Problem("train.maxtext", None, why + machine.limit_words())] if certain else []
 
 
 def unread(document: Mapping[str, Any]) -> list[str]:

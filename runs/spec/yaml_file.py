@@ -24,7 +24,7 @@ from yaml.constructor import ConstructorError
 from yaml.nodes import MappingNode, Node, ScalarNode
 from yaml.reader import ReaderError
 
-from ..errors import BadInput, NotFound
+from ..errors import BadInput, Damaged, NotFound
 from ..masking import looks_secret
 from ..store.open import open_store
 from .run_spec import SPEC_SUFFIXES, is_bucket, is_spec_name
@@ -32,6 +32,7 @@ from .run_spec import SPEC_SUFFIXES, is_bucket, is_spec_name
 LARGEST = 2**20
 """Bytes of a file."""
 
+_TOO_LARGE = f"larger than {LARGEST // 2**20} MiB"
 _DEEPEST = 64
 _LONGEST_LINE = 100_000  # characters that are looked at
 _LONGEST_NUMBER = 1000  # characters; Python does not print whole numbers of more than 4300 digits
@@ -47,11 +48,9 @@ def read_file(source: str) -> bytes:
     try:
         if is_bucket(source):
             folder, _, name = source.rpartition("/")
-            data = open_store(folder).read(name).data
+            data = _read_object(folder, name)
         else:
             data = _read_regular(Path(source).expanduser())
-        if len(data) > LARGEST:
-            raise ValueError(f"larger than {LARGEST // 2**20} MiB")
     except (OSError, NotFound, ValueError, RuntimeError) as error:  # ValueError: not a path; RuntimeError: no such user
         why = getattr(error, "strerror", None) or str(error)
         raise BadInput(f"{source}: cannot read this spec ({why}); give the path of a YAML file") from error
@@ -91,7 +90,17 @@ def _read_regular(path: Path) -> bytes:
         mode = os.fstat(descriptor).st_mode
         if not stat.S_ISREG(mode):
             raise ValueError("a folder" if stat.S_ISDIR(mode) else "not a regular file")
-        return file.read(LARGEST + 1)
+        data = file.read(LARGEST + 1)
+    if len(data) > LARGEST:
+        raise ValueError(_TOO_LARGE)
+    return data
+
+
+def _read_object(folder: str, name: str) -> bytes:
+    try:
+        return open_store(folder).read(name, LARGEST).data
+    except Damaged as error:  # of its size; nothing is downloaded
+        raise ValueError(_TOO_LARGE) from error
 
 
 def _load(kind: type[_Limited], data: bytes, source: str) -> Any:

@@ -57,12 +57,13 @@ class Store(Protocol):
     def uri(self) -> str:
         """The root, as a ``gs://`` URI or an absolute path, without a slash at its end."""
 
-    def read(self, name: str) -> Item:
+    def read(self, name: str, largest: int = LARGEST) -> Item:
         """The whole file.
 
         Raises:
           NotFound: there is none.
-          Damaged: it is larger than `LARGEST`, no regular file, or a link to a place outside the root; not read.
+          Damaged: it has more than `largest` bytes, is no regular file, or a link to a place outside the root; not
+            read.
         """
 
     def read_from(self, name: str, start: int) -> bytes:
@@ -93,10 +94,10 @@ class Store(Protocol):
         """The time by the storage's clock: that of a temporary file, which is written and removed for it."""
 
 
-def too_large(uri: str, size: int) -> Damaged:
-    """The error for a file that no small file of a run can be."""
+def too_large(uri: str, size: int, largest: int) -> Damaged:
+    """The error for a file that no small file of a run can be; sizes in bytes."""
     cure = "elastic-tpu did not write it; look at it, and move it away"
-    return Damaged(f"{uri}: has {size:,} bytes, a file of this kind at most {LARGEST:,}: {cure}")
+    return Damaged(f"{uri}: has {size:,} bytes, a file of this kind at most {largest:,}: {cure}")
 
 
 def time_to_show(store: Store) -> datetime:

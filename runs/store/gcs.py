@@ -80,15 +80,15 @@ class GcsStore:
     def uri(self) -> str:
         return f"gs://{self._bucket.name}/{self._prefix}".rstrip("/")
 
-    def read(self, name: str) -> Item:
+    def read(self, name: str, largest: int = LARGEST) -> Item:
         key = self._key(name)
 
         def attempt(timeout: float, _: bool) -> Item:
             while True:
                 blob = self._bucket.blob(key)
                 blob.reload(timeout=timeout, retry=None)
-                if blob.size and blob.size > LARGEST:
-                    raise too_large(f"{self.uri}/{name}", blob.size)
+                if blob.size and blob.size > largest:
+                    raise too_large(f"{self.uri}/{name}", blob.size, largest)
                 # Pinned, so that the bytes are of this generation. NotFound: it was overwritten meanwhile; read again.
                 pinned = self._bucket.blob(key, generation=blob.generation)
                 with suppress(api.NotFound):

@@ -38,14 +38,14 @@ class PosixStore:
     def uri(self) -> str:
         return str(self._root)
 
-    def read(self, name: str) -> Item:
+    def read(self, name: str, largest: int = LARGEST) -> Item:
         self._refuse_link_out(name)
         with self._open(name) as file:
             stat = os.fstat(file.fileno())
-            if stat.st_size > LARGEST:
-                raise too_large(f"{self.uri}/{name}", stat.st_size)
+            if stat.st_size > largest:
+                raise too_large(f"{self.uri}/{name}", stat.st_size, largest)
             # A file is never changed under its name, so bytes and time from one descriptor belong together.
-            return Item(file.read(LARGEST), *_version(stat))
+            return Item(file.read(largest), *_version(stat))
 
     def read_from(self, name: str, start: int) -> bytes:
         self._refuse_link_out(name)

@@ -8,7 +8,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from ...runs.errors import Changed, Exists, NotFound, Unreachable
-from ...runs.store.base import Entry, Item, Store
+from ...runs.store.base import LARGEST, Entry, Item, Store
 from ...runs.store.posix import PosixStore
 
 Hook = Callable[[str, Item | None, bytes], None]
@@ -39,7 +39,7 @@ class MemoryStore:
         """Let time pass."""
         self.clock += timedelta(seconds=seconds)
 
-    def read(self, name: str) -> Item:
+    def read(self, name: str, largest: int = LARGEST) -> Item:
         if name not in self._items:
             raise NotFound(name)
         return self._items[name]

@@ -7,7 +7,8 @@ import sys
 from typing import Any
 
 import pytest
-from elastic_tpu.runs.spec import input_files, maxtext_config
+from elastic_tpu.runs.spec import input_files, machine, maxtext_config
+from elastic_tpu.runs.spec.input_files import machine_gib
 from elastic_tpu.runs.spec.memory import fsdp_ways, parameter_count
 from elastic_tpu.runs.spec.plan import Plan, data_kind, make_plan, maxtext_overrides
 from elastic_tpu.tests.tools.small import gke, spec
@@ -113,6 +114,14 @@ def test_a_step_that_may_not_fit_into_a_tpu_is_noted() -> None:
     (note,) = make_plan(spec(**gke(slices={"type": "v6e-4", "count": 1}, model={"name": "qwen3-32b"}))).notes
     assert "there are 32 GiB" in note
     assert "dcn_fsdp_parallelism" in note  # the state alone is too large
+
+
+def test_simulated_devices_have_the_memory_of_their_container(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(input_files, "machine_gib", machine_gib)  # in place of the other tests' large machine
+    monkeypatch.setattr(machine, "memory_limit", lambda: 2**30)
+    (problem,) = input_files.machine_problems(spec())
+    assert "there are 1 GiB, 4 devices share it" in str(problem)
+    assert "(this process may use 1 GiB of the machine's" in str(problem)
 
 
 def test_simulated_devices_share_the_memory_of_their_machine(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,6 +16,8 @@ from elastic_tpu.runs.record.run import create_run, open_run
 from elastic_tpu.runs.spec import yaml_file
 from elastic_tpu.runs.spec.load import read_spec
 from elastic_tpu.runs.spec.yaml_file import parse, parse_stored, read_file
+from elastic_tpu.runs.store.open import open_store
+from elastic_tpu.tests.tools.fault_proxy import FaultProxy
 from elastic_tpu.tests.tools.small import document, spec
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
@@ -158,6 +160,14 @@ def test_too_many_values_are_refused_at_once(text: str) -> None:
 def test_an_alias_may_be_used_often(tmp_path: Path) -> None:
     text = "x-e: &e [" + "1, " * 50 + "]\nb: [" + "*e, " * 100 + "]\n"
     assert len(parse(text.encode(), "x.yaml")["b"]) == 100
+
+
+def test_a_large_spec_in_a_bucket_is_refused_before_it_is_downloaded(gcs_bucket: str, gcs_proxy: FaultProxy) -> None:
+    open_store(f"gs://{gcs_bucket}").put("spec.yaml", b"#" * 2**20 + b"\n")
+    gcs_proxy.requests.clear()
+    with pytest.raises(BadInput, match=r"spec\.yaml: cannot read this spec \(larger than 1 MiB\)"):
+        read_file(f"gs://{gcs_bucket}/spec.yaml")
+    assert not [path for _, path in gcs_proxy.requests if "alt=media" in path]
 
 
 def test_a_large_file_is_not_read(tmp_path: Path) -> None:
