@@ -24,6 +24,8 @@ from .given import open_given
 
 _LATER = "the braces in run.name are filled in when the run starts"
 
+_OF_THE_NAME = ("run_id", "uri", "spec_hash", "overrides.run_name")  # fields of a plan
+
 
 def plan(source: str, as_json: bool, with_manifests: bool = False) -> None:
     """Print what a spec resolves to, as text or as JSON; the JSON may have the Kubernetes objects in it."""
@@ -34,6 +36,7 @@ def plan(source: str, as_json: bool, with_manifests: bool = False) -> None:
     console = OutputConsole()
     if as_json:
         whole: dict[str, Any] = {"plan": made.record(), "spec": spec.model_dump(mode="json", exclude_none=True)}
+        whole["provisional"] = list(_OF_THE_NAME) if has_template(spec) else []
         if with_manifests:
             whole["manifests"] = _documents(spec, made)
         console.out(json.dumps(whole, indent=1), highlight=False)

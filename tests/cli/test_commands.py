@@ -287,5 +287,6 @@ def test_plan_creates_nothing(make_case: MakeCase) -> None:
     assert "slice-hours" in done.stdout
     machine = json.loads(command("plan", str(case.spec), "--json").stdout)
     assert machine["plan"]["run_id"] == case.run_id
+    assert machine["provisional"] == []
     assert machine["spec"]["train"]["steps"] == 60
     assert sorted(case.folder.rglob("*")) == before

@@ -9,7 +9,8 @@ import pytest
 import yaml
 from elastic_tpu.cli.kubectl_yaml import dump_all
 from elastic_tpu.runs.errors import ExitCode
-from elastic_tpu.runs.spec.load import read_spec
+from elastic_tpu.runs.spec.load import expand_name, read_spec
+from elastic_tpu.runs.spec.plan import make_plan
 from elastic_tpu.runs.spec.run_spec import run_id
 from elastic_tpu.tests.support import command
 from elastic_tpu.tests.tools.small import gke, inputs_in
@@ -41,9 +42,21 @@ def test_the_json_has_the_manifests_in_it() -> None:
     done = command("plan", EXAMPLE, "--manifests", "--json")
     assert (done.returncode, done.stderr) == (0, "")
     machine = json.loads(done.stdout)
-    assert machine.keys() == {"plan", "spec", "manifests"}
+    assert machine.keys() == {"plan", "provisional", "spec", "manifests"}
+    # What another day's run has as well is not among them.
     yaml_too = list(yaml.safe_load_all(command("plan", EXAMPLE, "--manifests").stdout))
     assert machine["manifests"] == yaml_too
+
+
+def test_the_json_names_what_is_provisional() -> None:
+    machine = json.loads(command("plan", EXAMPLE, "--json").stdout)
+    planned, started = machine["plan"], make_plan(expand_name(read_spec(EXAMPLE), "")).record()
+    assert planned["uri"].endswith("/qwen3-8b-{date}")
+    for field in machine["provisional"]:
+        section, _, key = field.partition(".")
+        for plan in (planned, started):
+            del (plan[section] if key else plan)[key or section]
+    assert planned == json.loads(json.dumps(started)) | {"notes": planned["notes"]}  # the rest is the run's
 
 
 NUMBERS = ["089", "3e-5", "010", "0x1f", "0o17", "0b1", "1_000", "1:30", "+1", "-5", ".5", ".inf", ".NaN", "2026-12-01"]
