@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import sys
 import time
 from collections.abc import Iterable
 from pathlib import Path
@@ -45,6 +46,11 @@ def print_rows(console: Console, rows: Iterable[tuple[str, str]]) -> None:
 def row_text(name: str, text: str) -> Text:
     """A name and its value, for the console."""
     return Text(f"{name:<13} ", style="bold") + Text(plain(text))
+
+
+def say_aside(text: str) -> None:
+    """Tell a person something that is not part of a command's output."""
+    print(plain(text), file=sys.stderr)  # noqa: T201
 
 
 class Display(Protocol):

@@ -27,7 +27,7 @@ from ..stages.results import StageResult
 from ..stages.retry import until_answered
 from ..stages.stage import Stage, Step
 from ..stages.steps import PROVISION, RELEASE_AT_END, STEPS
-from .display import Display, LastingConsole, make_display
+from .display import Display, LastingConsole, make_display, say_aside
 from .login import settled_to_run
 from .summary import summary
 
@@ -44,7 +44,8 @@ def follow(source: str, take_over: bool, moved: bool = False, how: type[Follower
       how: what drives the stages; this process by default.
     """
     who = this_person()
-    run = settled_to_run(start_or_open_with_login(source, who, person=True, allow_local=True, moved=moved))
+    found = start_or_open_with_login(source, who, person=True, allow_local=True, moved=moved, tell=say_aside)
+    run = settled_to_run(found)
     was_driven = read_claim(run.store) is not None
     with _sigterm_as_interrupt(), make_display() as display:
         display.say(f"run {run.uri}" + (f" (going on with it: {_so_far(run)})" if was_driven else ""))

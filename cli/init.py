@@ -92,7 +92,7 @@ def _tokenizer(given: str | None, sample: list[str]) -> Tokenizer:
     if not (path / "tokenizer.json").is_file():
         cure = "holds no tokenizer.json; give the folder of a Hugging Face tokenizer, docs/data.md says how to get one"
         raise BadInput([Problem("--tokenizer", str(path), cure)])
-    if why := file_contents.tokenizer_problem(path, None, needs_prefix=True):
+    if why := file_contents.tokenizer_problem(lambda name: (path / name).read_bytes(), None, needs_prefix=True):
         raise BadInput([Problem("--tokenizer", str(path), why)])
     library = Library.from_file(str(path / "tokenizer.json"))
     library.no_truncation()

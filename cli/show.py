@@ -13,13 +13,13 @@ from ..runs.errors import BadInput, NotFound, Problem
 from ..runs.record.claim import is_stale, read_claim
 from ..runs.record.paths import attempts
 from ..runs.record.run import Run, attempts_of
-from ..runs.spec import input_files
+from ..runs.spec import bucket_files, input_files
 from ..runs.spec import plan as plans
 from ..runs.spec.load import has_template, read_spec
 from ..runs.spec.run_spec import Gke, RunSpec
 from ..runs.store.base import time_to_show
 from ..runs.units import GIB, counted, format_duration, show_size
-from .display import OutputConsole, print_rows
+from .display import OutputConsole, print_rows, say_aside
 from .given import open_given
 
 _LATER = "the braces in run.name are filled in when the run starts"
@@ -30,9 +30,13 @@ _OF_THE_NAME = ("run_id", "uri", "spec_hash", "overrides.run_name")  # fields of
 def plan(source: str, as_json: bool, with_manifests: bool = False) -> None:
     """Print what a spec resolves to, as text or as JSON; the JSON may have the Kubernetes objects in it."""
     spec = read_spec(source)
+    looked = bucket_files.look(spec, say_aside)
+    if looked.problems:
+        raise BadInput(looked.problems)
     made = plans.make_plan(spec)
     template = (f"{_LATER}: id and hash follow",) if has_template(spec) else ()
-    made = replace(made, notes=(*template, *made.notes, *input_files.unread(spec.model_dump())))
+    unread = (*input_files.unread(spec.model_dump()), *looked.unread)
+    made = replace(made, notes=(*template, *made.notes, *unread))
     console = OutputConsole()
     if as_json:
         whole: dict[str, Any] = {"plan": made.record(), "spec": spec.model_dump(mode="json", exclude_none=True)}

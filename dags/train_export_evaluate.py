@@ -13,6 +13,7 @@ refused, since it skips teardowns and leaves slices behind: set the `limits` of 
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable, Sequence
 from datetime import timedelta
@@ -33,6 +34,8 @@ with needed("airflow", "the DAG factory"):
 
 if TYPE_CHECKING:
     from ..runs.record.run import Run
+
+_log = logging.getLogger(__name__)
 
 RETRIES = 3
 RELEASE_RETRIES = 8
@@ -103,7 +106,7 @@ def reserve(spec: str, holder: str, specs: Sequence[str] = (), allow_local: bool
     with airflow_errors():
         for prefixes in (specs, prefixes_in(os.environ)):
             require_under(spec, prefixes)
-        run = start_or_open_with_login(spec, holder, allow_local=allow_local)
+        run = start_or_open_with_login(spec, holder, allow_local=allow_local, tell=_log.info)
         return {"run": run.uri, "spec_hash": run.spec_hash}
 
 

@@ -174,6 +174,10 @@ class Damaged(BadInput):
     """A small file of a run is cut short, or holds something else; a file of a newer version is not damaged."""
 
 
+class NoBucket(BadInput):
+    """There is no bucket of this name."""
+
+
 class GateFailed(ElasticTPUError):
     """The evaluation gate did not pass."""
 

@@ -22,13 +22,20 @@ if TYPE_CHECKING:
 
 
 def start_or_open_with_login(
-    source: str, holder: str, *, person: bool = False, allow_local: bool = False, moved: bool = False
+    source: str,
+    holder: str,
+    *,
+    person: bool = False,
+    allow_local: bool = False,
+    moved: bool = False,
+    tell: Callable[[str], None] = lambda text: None,
 ) -> Run:
     """`start_or_open` for every caller outside `runs`: without a login to the spec's platform nothing is started.
 
     Args:
       allow_local: as for `open_stage`.
       moved: a person says that the run's directory was moved here for good.
+      tell: as for `start_or_open`.
 
     Raises:
       BadInput: of `start_or_open`; or there is no login; or the spec wants what is not allowed.
@@ -42,7 +49,7 @@ def start_or_open_with_login(
             refuse_local(spec)
         require_login(spec, allow_local)
 
-    return start_or_open(source, holder, login, person=person, moved=moved)
+    return start_or_open(source, holder, login, person=person, moved=moved, tell=tell)
 
 
 def open_stage(
@@ -84,7 +91,7 @@ def open_stage(
     opened = (
         find_run(run, holder)
         if step.name == "release"
-        else start_or_open_with_login(run, holder, allow_local=allow_local)
+        else start_or_open_with_login(run, holder, allow_local=allow_local, tell=tell)
     )
     if opened is None:
         return NothingStarted(step.name)

@@ -11,9 +11,10 @@ import hashlib
 import os
 import socket
 from collections.abc import Callable
+from contextlib import suppress
 
 from ..errors import BadInput, Exists, ExitCode, NotFound
-from ..spec import load
+from ..spec import bucket_files, load
 from ..spec.rules import contradictions
 from ..spec.run_spec import RunSpec, is_bucket, is_spec_name
 from ..store import records
@@ -43,7 +44,13 @@ def is_spec(source: str) -> bool:
 
 
 def start_or_open(
-    source: str, holder: str, login: Callable[[RunSpec], None], *, person: bool = False, moved: bool = False
+    source: str,
+    holder: str,
+    login: Callable[[RunSpec], None],
+    *,
+    person: bool = False,
+    moved: bool = False,
+    tell: Callable[[str], None] = lambda text: None,
 ) -> Run:
     """Start the run of a spec, or open the run that it was started as; a run directory is opened as it is.
 
@@ -57,10 +64,11 @@ def start_or_open(
       login: called with the spec before anything of a run is written; raises when the platform refuses this process.
       person: the holder is a person.
       moved: as for `open_for_work`.
+      tell: called with lines of progress, and with what of the input files in buckets could not be looked into.
 
     Raises:
-      BadInput: the spec is wrong, a stored one too; there is no run, its spec.yaml was changed since it was started, or
-        the run's name is taken by another spec.
+      BadInput: the spec or its input files are wrong, a stored spec too; there is no run, its spec.yaml was changed
+        since it was started, or the run's name is taken by another spec.
     """
     if not is_spec(source):
         opened = open_for_work(source, moved)
@@ -71,8 +79,11 @@ def start_or_open(
     spec = load.read_spec(source)
     login(spec)
     if not load.has_template(spec):
+        if not has_spec(open_store(spec.uri)):
+            bucket_files.require(spec, tell)
         return create_run(spec)
-    return _start_for_person(spec, holder) if person else _start_for_orchestrator(spec, holder)
+    start = _start_for_person if person else _start_for_orchestrator
+    return start(spec, holder, tell)
 
 
 def find_run(source: str, holder: str) -> Run | None:
@@ -110,20 +121,27 @@ def _start_record(who: str) -> str:
     return f".starts/{hashlib.sha256(who.encode()).hexdigest()[:16]}.json"
 
 
-def _start_for_orchestrator(spec: RunSpec, holder: str) -> Run:
+def _start_for_orchestrator(spec: RunSpec, holder: str, tell: Callable[[str], None]) -> Run:
     """The same run for every caller with this holder: the first one creates the record, the others follow it."""
     output = open_store(spec.run.output)
     record = _start_record(holder)
+
+    def recorded() -> Run:
+        name = _recorded(output, record).rpartition("/")[2]
+        return create_run(spec.model_copy(update={"run": spec.run.model_copy(update={"name": name})}))
+
+    with suppress(NotFound):
+        return recorded()
+    bucket_files.require(spec, tell)
     expanded = load.expand_name(spec, holder)
     try:
         output.create(record, records.dump({"run": expanded.uri, "holder": holder}))
-    except Exists:
-        name = _recorded(output, record).rpartition("/")[2]
-        expanded = spec.model_copy(update={"run": spec.run.model_copy(update={"name": name})})
+    except Exists:  # meanwhile
+        return recorded()
     return create_run(expanded)
 
 
-def _start_for_person(spec: RunSpec, who: str) -> Run:
+def _start_for_person(spec: RunSpec, who: str, tell: Callable[[str], None]) -> Run:
     """The last run that this person started from this spec, if running again resumes it; otherwise a new one."""
     output = open_store(spec.run.output)
     record = _start_record(f"{who}\n{spec.run.name}")
@@ -133,6 +151,7 @@ def _start_for_person(spec: RunSpec, who: str) -> Run:
             return last
     except (NotFound, BadInput):
         pass  # there is no last run, or its directory is gone, damaged or changed
+    bucket_files.require(spec, tell)
     run = create_run(load.expand_name(spec, who))
     output.put(record, records.dump({"run": run.uri, "holder": who}))
     return run

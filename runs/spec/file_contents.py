@@ -10,18 +10,26 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 from typing import IO, Any
 
-from ..errors import Problem
+from ..errors import ElasticTPUError, Problem
 
 Open = Callable[[str], IO[bytes]]
 """Opens a file for reading by its path or URI."""
 
+READERS = {"parquet": "pyarrow", "arrayrecord": "array_record"}
+"""The library that reads a kind of file; others need none."""
+
 _ROWS = 64  # rows of a Parquet file whose text is looked at
-_SAMPLED = 32  # Parquet files whose text is looked at, and the last one; of the others only the footer, for speed
+SAMPLED = 32  # Parquet files whose text is looked at, and the last one; of the others only the footer, for speed
+_BUFFER = 2**16  # bytes of a Parquet file that are read at once; without it a whole column of a row group is
+_SHOWN = 10  # files of a data set whose problems are told
 _LINE = 2**20  # bytes of a JSON file that are looked at
 _COMPRESSED = (".gz", ".zst", ".bz2", ".xz", ".zip")  # the reader of JSON unpacks these
+
+
+TOKENIZER = "tokenizer.json"
+"""The file of a tokenizer's folder that holds it."""
 
 
 @dataclass(frozen=True)
@@ -45,16 +53,32 @@ def data_problems(field: str, kind: str, files: Sequence[str], column: Column, o
     """
     found = []
     for index, file in enumerate(files):
-        if kind == "parquet":
-            sampled = index < _SAMPLED or index == len(files) - 1
-            why = _parquet(file, column, open_file, sampled)
-        elif kind == "arrayrecord":
-            why = _array_record(file, column)
-        else:
-            why = _json_lines(file, column, open_file)
-        if why:
+        sampled = index < SAMPLED or index == len(files) - 1
+        if why := data_problem(kind, file, column, open_file, sampled=sampled):
             found.append(Problem(field, file, why))
     return found
+
+
+def data_problem(kind: str, file: str, column: Column, open_file: Open, *, sampled: bool = True) -> str:
+    """Why a file of a data set cannot be used; empty if nothing shows.
+
+    Args:
+      kind, open_file: as for `data_problems`.
+      sampled: look at the first rows as well, and not only at what a Parquet file's footer says.
+
+    Raises:
+      OSError: the file cannot be reached.
+    """
+    if kind == "parquet":
+        return _parquet(file, column, open_file, sampled)
+    return _array_record(file, column) if kind == "arrayrecord" else _json_lines(file, column, open_file)
+
+
+def shown(found: Sequence[Problem], field: str, pattern: str) -> list[Problem]:
+    """The problems of a data set that are told, and the number of the others."""
+    more = len(found) - _SHOWN
+    counted = [Problem(field, pattern, f"{more} more of its files cannot be used")] if more > 0 else []
+    return [*found[:_SHOWN], *counted]
 
 
 def _parquet(path: str, column: Column, open_file: Open, sampled: bool) -> str:
@@ -63,7 +87,7 @@ def _parquet(path: str, column: Column, open_file: Open, sampled: bool) -> str:
     from pyarrow import parquet
 
     try:
-        with open_file(path) as stream, parquet.ParquetFile(stream, pre_buffer=False) as file:
+        with open_file(path) as stream, parquet.ParquetFile(stream, buffer_size=_BUFFER, pre_buffer=False) as file:
             if not file.metadata.num_rows:
                 return "holds no rows; leave it out of the pattern"
             why = _parquet_column(file, column)
@@ -155,24 +179,28 @@ def _json_lines(path: str, column: Column, open_file: Open) -> str:
     return ""
 
 
-def tokenizer_problem(folder: Path, vocabulary: int | None, needs_prefix: bool) -> str:
+def tokenizer_problem(read: Callable[[str], bytes], vocabulary: int | None, needs_prefix: bool) -> str:
     """Why a Hugging Face tokenizer cannot be used; empty if nothing shows.
 
     Args:
-      folder: holds tokenizer.json.
+      read: the content of a file of its folder; raises FileNotFoundError.
       vocabulary: rows of the model's embedding; None if not known.
       needs_prefix: an evaluation begins each document with BOS, or with EOS where there is no BOS.
     """
     from tokenizers import Tokenizer
 
     try:
-        ids: dict[str, int] = Tokenizer.from_file(str(folder / "tokenizer.json")).get_vocab(with_added_tokens=True)
+        ids: dict[str, int] = Tokenizer.from_buffer(read(TOKENIZER)).get_vocab(with_added_tokens=True)
+    except FileNotFoundError:
+        return f"is no Hugging Face tokenizer (no {TOKENIZER} in it); give a folder with {TOKENIZER}"
+    except ElasticTPUError:
+        raise  # of the reader
     except Exception as error:  # the library raises nothing narrower
         return f"its tokenizer.json cannot be read ({_first_line(error)}); copy it again"
     settings: dict[str, Any] = {}
     for name in ("special_tokens_map.json", "tokenizer_config.json"):
         try:
-            found = json.loads((folder / name).read_bytes())
+            found = json.loads(read(name))
         except FileNotFoundError:
             continue
         except ValueError as error:

@@ -1,7 +1,7 @@
 """Checks the local input files of a spec, before anything is created or any slice is taken.
 
-They must exist and hold what training and evaluation need (file_contents.py). Not checked: files in buckets, because
-the launcher's credentials need not reach them, and on GKE paths in volumes. The trainer finds what is wrong with these.
+They must exist and hold what training and evaluation need (file_contents.py). Files in buckets: bucket_files.py. Not
+checked: on GKE paths in volumes. The trainer finds what is wrong with these.
 With a `local.trainer`, which may read other formats, files need only exist.
 """
 
@@ -17,13 +17,10 @@ from .. import extras
 from ..errors import Problem
 from ..units import GIB
 from . import file_contents, machine, maxtext_config
+from .file_contents import READERS, TOKENIZER
 from .memory import shortage
 from .plan import NOT_FILES, data_kind, memory_of, shape_of
 from .run_spec import RunSpec, is_bucket
-
-_TOKENIZER = "tokenizer.json"
-_SHOWN = 10  # files of a data set whose problems are told
-_READERS = {"parquet": "pyarrow", "arrayrecord": "array_record"}  # the library that reads a kind of file
 
 
 def problems(document: Mapping[str, Any]) -> list[Problem]:
@@ -74,7 +71,7 @@ def unread(document: Mapping[str, Any]) -> list[str]:
     """What of a spec's document `problems` cannot look into on this machine, one line a field."""
     lines = []
     for name, kind, _ in _data_sets(document):
-        if (library := _READERS.get(kind)) and not extras.installed(library):
+        if (library := READERS.get(kind)) and not extras.installed(library):
             lines.append(f"data.{name} is not looked into: {library}, which reads such files, is not installed here")
     return lines
 
@@ -84,7 +81,7 @@ def _contents(document: Mapping[str, Any]) -> list[Problem]:
     column = _value(document, "data", "text") or "text"
     overrides = _value(document, "train", "maxtext")
     for name, kind, pattern in _data_sets(document):
-        library = _READERS.get(kind)
+        library = READERS.get(kind)
         if not isinstance(column, str) or (library and not extras.installed(library)):
             continue
         text = name == "eval" or not isinstance(overrides, Mapping) or overrides.get("tokenize_train_data") is not False
@@ -94,9 +91,7 @@ def _contents(document: Mapping[str, Any]) -> list[Problem]:
         except OSError as error:
             cure = f"cannot be read: {error.strerror or error}"
             wrong = [Problem(f"data.{name}", str(error.filename or pattern), cure)]
-        found += wrong[:_SHOWN]
-        if more := len(wrong[_SHOWN:]):
-            found.append(Problem(f"data.{name}", str(pattern), f"{more} more of its files cannot be used"))
+        found += file_contents.shown(wrong, f"data.{name}", str(pattern))
     return found
 
 
@@ -105,11 +100,9 @@ def _tokenizer(document: Mapping[str, Any]) -> list[Problem]:
     if path is None or not extras.installed("tokenizers"):
         return []
     name, overrides = _value(document, "model", "name"), _value(document, "train", "maxtext")
-    keys = maxtext_config.resolved(str(name), overrides if isinstance(overrides, Mapping) else {})
-    rows = keys.get("vocab_size")
-    vocabulary = rows if isinstance(rows, int) and not maxtext_config.check_model(str(name)) else None
+    vocabulary = maxtext_config.vocabulary(str(name), overrides if isinstance(overrides, Mapping) else {})
     evaluates = document.get("evaluate") is not False and _value(document, "evaluate", "heldout") is not False
-    why = file_contents.tokenizer_problem(Path(path), vocabulary, evaluates)
+    why = file_contents.tokenizer_problem(lambda file: Path(path, file).read_bytes(), vocabulary, evaluates)
     return [Problem("model.tokenizer", path, why)] if why else []
 
 
@@ -145,10 +138,10 @@ def _data_problem(pattern: Path) -> str:
 
 
 def _tokenizer_problem(folder: Path) -> str:
-    if (folder / _TOKENIZER).is_file():
+    if (folder / TOKENIZER).is_file():
         return ""
-    why = f"is no Hugging Face tokenizer (no {_TOKENIZER} in it)" if folder.exists() else "is not there"
-    return f"{why}; give a folder with {_TOKENIZER}"
+    why = f"is no Hugging Face tokenizer (no {TOKENIZER} in it)" if folder.exists() else "is not there"
+    return f"{why}; give a folder with {TOKENIZER}"
 
 
 def _output_problem(folder: Path) -> str:

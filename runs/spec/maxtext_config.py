@@ -112,6 +112,12 @@ def resolved(model_name: str, overrides: Mapping[str, Any]) -> dict[str, Any]:
     return {**base(), **model(model_name), **overrides}
 
 
+def vocabulary(model_name: str, overrides: Mapping[str, Any]) -> int | None:
+    """Rows of the model's embedding; None if not known."""
+    rows = resolved(model_name, overrides).get("vocab_size")
+    return rows if isinstance(rows, int) and not check_model(model_name) else None
+
+
 def nearest(word: str, words: Mapping[str, Any] | list[str]) -> str:
     """A cure that names the closest known word, e.g. ``; nearest: steps``."""
     close = closest(word, words)

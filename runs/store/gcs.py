@@ -25,7 +25,7 @@ from google.cloud.storage.exceptions import DataCorruption
 from tenacity import Retrying, retry_if_exception, stop_before_delay, wait_exponential_jitter
 from tenacity.wait import wait_base
 
-from ..errors import BadInput, Changed, ElasticTPUError, Exists, NotFound, Unreachable
+from ..errors import BadInput, Changed, ElasticTPUError, Exists, NoBucket, NotFound, Unreachable
 from .base import CHUNK, LARGEST, TEMPORARY, Entry, Item, check_name, is_listed, new_id, too_large
 
 T = TypeVar("T")
@@ -261,10 +261,10 @@ class GcsStore:
                 raise BadInput(f"{where}: Google Cloud Storage refused the request: {error}") from error
             raise
 
-    def _no_bucket(self) -> BadInput:
+    def _no_bucket(self) -> NoBucket:
         bucket = self._bucket.name
         cure = f"create it (gcloud storage buckets create gs://{bucket} --location=...) or correct its name"
-        return BadInput(f"{self.uri}: there is no bucket {bucket}; {cure}")
+        return NoBucket(f"{self.uri}: there is no bucket {bucket}; {cure}")
 
 
 def _number(generation: str, conflict: ElasticTPUError) -> int:

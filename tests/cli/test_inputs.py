@@ -18,6 +18,7 @@ from elastic_tpu.tests.support import Case, command
 from elastic_tpu.tests.tools import small
 
 MakeCase = Callable[..., Case]
+TINY = {"base_emb_dim": 64, "base_num_decoder_layers": 1, "max_target_length": 64}  # fits into any machine
 COMMANDS = ["plan", "run", "status", "logs", "cancel", "release", "verify", "kill-slice"]
 
 
@@ -143,6 +144,23 @@ def test_a_run_without_a_login_to_its_cluster_writes_nothing(tmp_path: Path, gcs
     path.write_text(yaml.safe_dump(small.gke(run=run, gke={"kubeconfig": str(tmp_path / "config")})))
     _refused(command("run", str(path)), "gke.kubeconfig", "there is no such file")
     assert open_store(f"gs://{gcs_bucket}/runs").list() == []
+
+
+def test_data_in_a_bucket_that_cannot_be_used(tmp_path: Path, gcs_bucket: str) -> None:
+    at = f"gs://{gcs_bucket}"
+    inputs = small.inputs_in(tmp_path)
+    open_store(at).put("train.parquet", small.write_parquet(tmp_path / "x", body=["a"]).read_bytes())
+    path = tmp_path / "spec.yaml"
+    sections = {**inputs, "data": {**inputs["data"], "train": f"{at}/train.parquet"}}
+    path.write_text(yaml.safe_dump(small.document(**sections, train={"steps": 10, "maxtext": TINY})))
+    for line in ("plan", "run"):
+        _refused(command(line, str(path)), "data.train", f"{at}/train.parquet", "has no column 'text', only body")
+    assert not (tmp_path / "out").exists()
+    open_store(at).put("train.array_record", b"something")
+    path.write_text(path.read_text().replace("train.parquet", "train.array_record"))
+    planned = command("plan", str(path))
+    assert (planned.returncode, planned.stderr) == (0, "")
+    assert "note: data.train: its files are there, but are not looked into: " in planned.stdout
 
 
 def test_an_output_that_cannot_be_written(make_case: MakeCase) -> None:

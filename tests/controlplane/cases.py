@@ -35,6 +35,7 @@ from elastic_tpu.tests.controlplane.kubelet import Node, ProcessKubelet
 from elastic_tpu.tests.controlplane.plane import ControlPlane
 from elastic_tpu.tests.controlplane.proxy import ApiProxy
 from elastic_tpu.tests.support import STANDIN, RunDirectory, expected_state, until
+from elastic_tpu.tests.tools.small import write_tokenizer
 
 Json = dict[str, Any]
 BUCKET_VARIABLES = ("STORAGE_EMULATOR_HOST", "TENSORSTORE_GCS_HTTP_URL", "NO_GCE_CHECK", "GOOGLE_CLOUD_PROJECT")
@@ -56,6 +57,11 @@ class ClusterCase(RunDirectory):
         self.heads: list[Node] = []
         self.told: list[str] = []  # by stages, to whoever drives them
         folder.mkdir(parents=True, exist_ok=True)
+        store = open_store(f"gs://{bucket}")
+        for name in ("train", "eval"):
+            store.put(f"{name}.array_record", b"what a stand-in does not read")
+        for file in write_tokenizer(folder / "tokenizer").iterdir():
+            store.put(f"tokenizer/{file.name}", file.read_bytes())
         self.spec = self.write()
 
     def write(self, **sections: Any) -> Path:

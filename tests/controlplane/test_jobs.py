@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from elastic_tpu.tests.controlplane.cases import ClusterCase
 
 EVALUATED = {"export": {}, "evaluate": {"gate": ["heldout.loss <= 2"]}}
-EVALUATION = {**EVALUATED, "data": {"train": "gs://data/train.array_record", "eval": "gs://data/eval.array_record"}}
 
 
 def uid(case: ClusterCase, job: str) -> str | None:
@@ -28,7 +27,7 @@ def uid(case: ClusterCase, job: str) -> str | None:
 
 
 def test_a_run_with_export_and_evaluation_by_the_command(case: ClusterCase) -> None:
-    case.write(**EVALUATION)
+    case.write(**EVALUATED, data={"eval": f"gs://{case.bucket}/eval.array_record"})
     with case.hardware(), Launcher(case) as launcher:
         assert launcher.wait() == 0, launcher.output
         assert [len(case.events(kind)) for kind in ("export.published", "evaluation.done")] == [1, 1]
