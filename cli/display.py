@@ -18,8 +18,9 @@ from rich.text import Text
 
 from ..runs.judge.verdict import Verdict
 from ..runs.record.events import Event
+from ..runs.record.job_progress import JobProgress
 from ..runs.record.status import Status
-from ..runs.units import show_duration
+from ..runs.units import show_duration, show_size
 from . import story
 
 _PLAIN_EVERY = 10.0  # seconds between plain lines of progress
@@ -66,12 +67,24 @@ class Display(Protocol):
     def event(self, event: Event) -> None:
         """Show an event of the run, if it is one for people."""
 
-    def look(self, stage: str, verdict: Verdict, status: Status | None) -> None:
-        """Show where the stage is now."""
+    def look(self, stage: str, verdict: Verdict, status: Status | None, job: JobProgress | None = None) -> None:
+        """Show where the stage is now: by the trainer's status, or by the progress of a job on CPU."""
 
 
-def progress_text(stage: str, verdict: Verdict, status: Status | None) -> str:
+def job_words(job: JobProgress) -> str:
+    """What a job on CPU does, and how far it is."""
+    words = f"{job.doing}, {show_duration(job.doing_seconds)}"
+    if not job.total:
+        return words
+    done, total = (show_size(n) if job.unit == "bytes" else f"{n:,}" for n in (job.done, job.total))
+    unit = "" if job.unit == "bytes" else f" {job.unit}"
+    return f"{words}, {done} of {total}{unit} ({100 * job.done / job.total:.0f} %)"
+
+
+def progress_text(stage: str, verdict: Verdict, status: Status | None, job: JobProgress | None = None) -> str:
     """Where a stage is, in a line."""
+    if job is not None and verdict.phase in ("starting", "running"):
+        return f"{stage}: {job_words(job)}" + (f", {verdict.reason}" if verdict.reason else "")
     if stage != "train" or status is None:
         return f"{stage}: {verdict.phase}" + (f", {verdict.reason}" if verdict.reason else "")
     if status.phase == "ended":
@@ -160,13 +173,13 @@ class PlainDisplay:
             stamp = event.time.astimezone().strftime("%H:%M:%S")
             self._console.tell(f"{stamp}  {text}")
 
-    def look(self, stage: str, verdict: Verdict, status: Status | None) -> None:
-        shown = f"{status.phase} {status.doing}" if status and stage == "train" else ""
+    def look(self, stage: str, verdict: Verdict, status: Status | None, job: JobProgress | None = None) -> None:
+        shown = f"{status.phase} {status.doing}" if status and stage == "train" else job.doing if job else ""
         phase = f"{stage} {verdict.phase} {shown}"
         if phase == self._last and time.monotonic() - self._said < _PLAIN_EVERY:
             return
         self._last, self._said = phase, time.monotonic()
-        self.say(progress_text(stage, verdict, status))
+        self.say(progress_text(stage, verdict, status, job))
 
 
 class LiveDisplay(PlainDisplay):
@@ -187,12 +200,15 @@ class LiveDisplay(PlainDisplay):
     def __exit__(self, *_: object) -> None:
         self._live.__exit__(None, None, None)
 
-    def look(self, stage: str, verdict: Verdict, status: Status | None) -> None:
+    def look(self, stage: str, verdict: Verdict, status: Status | None, job: JobProgress | None = None) -> None:
         if stage == "train" and status is not None:
             self._bar.update(self._task, description="train", completed=status.step + 1, total=status.steps)
+        elif job is not None and job.total:
+            one = 2**20 if job.unit == "bytes" else 1  # the bar has no room for more digits
+            self._bar.update(self._task, description=stage, completed=job.done // one, total=max(1, job.total // one))
         else:
             self._bar.update(self._task, description=stage, completed=0, total=None)
-        self._text.plain = "  " + plain(progress_text(stage, verdict, status))
+        self._text.plain = "  " + plain(progress_text(stage, verdict, status, job))
 
 
 def make_display() -> Display:

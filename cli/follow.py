@@ -16,6 +16,7 @@ from ..runs.judge.verdict import Verdict
 from ..runs.record import paths
 from ..runs.record.claim import read_claim
 from ..runs.record.events import EventReader
+from ..runs.record.job_progress import JobProgress, read_job_progress
 from ..runs.record.result import read_result
 from ..runs.record.run import Run
 from ..runs.record.start import this_person
@@ -85,6 +86,7 @@ class Follower:
         self._events = EventReader(run.store)
         self._shown = len(self._events.all())
         self._old_status = _status_generation(run)  # of an earlier trainer, or of one that beats again soon
+        self._old_progress = {job: read_job_progress(run, job) for job in ("export", "evaluate")}
         self._term: int | None = None  # of the claim, once this process has it
         self.results: dict[str, StageResult] = {}
         self.error: str = ""
@@ -164,6 +166,9 @@ class Follower:
 
     def _look(self, stage: Stage, verdict: Verdict) -> None:
         """Show where the stage is, by what was written since this process began."""
+        if stage.name in self._old_progress:
+            self._display.look(stage.name, verdict, None, self._progress(stage.name))
+            return
         if self._old_status is not None and self._old_status == _status_generation(self.run):
             if stage.name == "train" and verdict.phase not in ("queued", "suspended"):
                 verdict = Verdict("starting")  # the verdict is by the old status as well
@@ -171,6 +176,10 @@ class Follower:
             return
         self._old_status = None
         self._display.look(stage.name, verdict, read_status(self.run))
+
+    def _progress(self, job: str) -> JobProgress | None:
+        found = read_job_progress(self.run, job)
+        return None if found is None or found == self._old_progress[job] else found[0]
 
     def _cancel(self, stage: Stage) -> None:
         if stage.name == "train":

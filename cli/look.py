@@ -15,6 +15,7 @@ from ..runs.judge.verdict import Observation
 from ..runs.record import paths
 from ..runs.record.claim import StoredClaim, is_stale, process_is_gone, read_claim
 from ..runs.record.events import EventReader
+from ..runs.record.job_progress import read_job_progress
 from ..runs.record.published import evaluation_of, export_of, finite, judge_gate
 from ..runs.record.result import read_result
 from ..runs.record.run import Run
@@ -55,6 +56,7 @@ def look(run: Run) -> dict[str, Any]:
         "slices": slices,
         "recoveries": {"count": len(story.recoveries), "steps_lost": story.steps_lost},
         "result": result and {"step": result.final_step, "goodput": result.goodput, "seconds": result.seconds_by_kind},
+        "job": None,
         "export": None,
         "evaluation": None,
         "gate": None,
@@ -63,6 +65,7 @@ def look(run: Run) -> dict[str, Any]:
     if result is not None:
         with suppress(ElasticTPUError):  # what cannot be trusted is told by `verify`, file by file
             _published(run, found)
+        found["job"] = _job(run, found, now)
     return found | {"resumable": _resumable(run, found)}
 
 
@@ -183,6 +186,16 @@ def _published(run: Run, found: dict[str, Any]) -> None:
         "lines": [str(line) for line in report.lines],
         "invalid": list(report.invalid),
     }
+
+
+def _job(run: Run, found: dict[str, Any], now: datetime) -> dict[str, Any] | None:
+    """The job on CPU that is next, if it has told how far it is."""
+    name = "evaluate" if found["export"] else "export"
+    told = None if found["evaluation"] else read_job_progress(run, name)
+    if told is None:
+        return None
+    progress, written = told
+    return {"name": name, **progress.model_dump(), "heartbeat_seconds": round((now - written).total_seconds(), 1)}
 
 
 def _resumable(run: Run, found: dict[str, Any]) -> bool:

@@ -12,14 +12,16 @@ from rich.console import Group
 from rich.live import Live
 
 from ..runs.errors import exit_words
+from ..runs.record.job_progress import JobProgress
 from ..runs.units import counted, show_duration
-from .display import OutputConsole, print_rows, row_text
+from .display import OutputConsole, job_words, print_rows, row_text
 from .given import open_given
 from .look import look
 from .summary import evaluation_rows
 
 # What changes with each look although nothing happened.
-_AGES = ("time", "renewed_seconds", "heartbeat_seconds", "eta_seconds")
+_AGES = ("time", "renewed_seconds", "heartbeat_seconds", "eta_seconds", "doing_seconds")
+_JOB_SILENT = 60.0  # seconds without a word of a job on CPU that are told as such
 
 
 def status(uri: str, watch: bool, as_json: bool, *, pause: Callable[[float], None] = time.sleep) -> None:
@@ -79,6 +81,8 @@ def rows(seen: Mapping[str, Any]) -> list[tuple[str, str]]:
     if (result := seen["result"]) is not None:
         share = "" if result["goodput"] is None else f", goodput {100 * result['goodput']:.0f} %"
         told.append(("result", f"step {result['step']}{share}"))
+    if (job := seen["job"]) is not None:
+        told.append((job["name"], _job_words(job)))
     if seen["export"] is not None:
         told.append(("model", seen["export"]["model"]))
     if seen["evaluation"] is not None:
@@ -127,6 +131,13 @@ def _training_rows(training: Mapping[str, Any]) -> list[tuple[str, str]]:
         # What a wait is about has happened before it: the slices may be there again.
         told.append(("because" if phase == "waiting" else "reason", training["reason"]))
     return told
+
+
+def _job_words(job: Mapping[str, Any]) -> str:
+    words, ago = job_words(JobProgress.model_validate(job)), show_duration(job["heartbeat_seconds"])
+    if job["heartbeat_seconds"] > _JOB_SILENT:
+        return f"no word for {ago}; its last was: {words}"
+    return f"{words} (told {ago} ago)"
 
 
 def _slice_words(slices: Mapping[str, Any]) -> str:

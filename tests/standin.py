@@ -30,6 +30,7 @@ from elastic_tpu.runs.record.result import proven_result
 from elastic_tpu.runs.record.run import Run, local_folder, open_for_work
 from elastic_tpu.runs.record.status import SliceCount
 from elastic_tpu.runs.store import records
+from elastic_tpu.trainer.job_progress import ProgressRecord
 from elastic_tpu.trainer.session import AttemptLog, ProcessAttempt, TrainerSession, leave
 from elastic_tpu.trainer.training.failure_policy import starts_without_progress
 from elastic_tpu.trainer.training.hardware import SliceEvents, Slices
@@ -203,9 +204,13 @@ def cpu_job(run: Run, job: str, args: argparse.Namespace) -> int:
     attempt = ProcessAttempt(run, job, None)
     log = AttemptLog(run, f"{attempt.folder}/{attempt.number}/{job}.log")
     events = EventLog(run.store, job, attempt.number)
+    progress = ProgressRecord(run, job, attempt.number, every=0.2)
+    progress.doing("writing the weights")
+    progress.counter("bytes")(2**30, 2**32)
     time.sleep(args.job_seconds)
     while args.job_until and not args.job_until.exists():
         time.sleep(0.02)
+    progress.close()
     if args.fail_job == job:
         print(f"error: {job} was told to fail")  # noqa: T201 - as a job says it
         log.close()

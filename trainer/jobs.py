@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import signal
-import time
 import traceback
 from collections.abc import Callable
 from types import FrameType
@@ -15,6 +14,7 @@ from ..runs.record.events import EventLog
 from ..runs.record.result import proven_result
 from ..runs.record.run import Run
 from ..runs.spec import maxtext_config, plan
+from .job_progress import ProgressRecord
 from .session import AttemptLog, ProcessAttempt
 
 _log = logging.getLogger("elastic_tpu.trainer")
@@ -26,11 +26,12 @@ def run_job(run: Run, job: str) -> int:
     log = AttemptLog(run, f"{attempt.folder}/{attempt.number}/{job}.log")
     events = EventLog(run.store, job, attempt.number)
     events.write("attempt.started", job=job)
+    progress = ProgressRecord(run, job, attempt.number)
     code, reason = int(ExitCode.COMPLETE), ""
     try:
         try:
             signal.signal(signal.SIGTERM, _evicted)
-            _JOBS[job](run, events)
+            _JOBS[job](run, events, progress)
         finally:
             signal.signal(signal.SIGTERM, signal.SIG_IGN)  # nothing may interrupt the record of how it ended
     except _Evicted:
@@ -45,6 +46,7 @@ def run_job(run: Run, job: str) -> int:
         traceback.print_exception(error)
         code, reason = int(ExitCode.BUG), f"{type(error).__name__}: {error}"
     events.write("attempt.ended", job=job, code=code, reason=reason[:500])
+    progress.close()
     log.close()
     return code
 
@@ -58,11 +60,13 @@ def _evicted(signum: int, frame: FrameType | None) -> None:
     raise _Evicted
 
 
-def export(run: Run, events: EventLog) -> None:
+def export(run: Run, events: EventLog, progress: ProgressRecord) -> None:
     """Export the final, proven checkpoint."""
+    progress.doing("importing the exporter")
     from .export.export import export_checkpoint
     from .export.qwen3 import architecture_from_maxtext
 
+    progress.doing("checking the proof of the checkpoint")
     result, why = proven_result(run)
     if result is None:
         raise BadInput(f"nothing to export: {why}")
@@ -77,14 +81,15 @@ def export(run: Run, events: EventLog) -> None:
         dtype=run.spec.export.dtype,
         spec_hash=run.spec_hash,
         proof_digest=result.proof_digest,
-        progress=_progress("exported", "bytes"),
+        doing=progress.doing,
+        progress=progress.counter("bytes"),
     )
     events.write(
         "export.published", step=result.final_step, export_digest=manifest.export_digest, files=len(manifest.files)
     )
 
 
-def evaluate(run: Run, events: EventLog) -> None:
+def evaluate(run: Run, events: EventLog, progress: ProgressRecord) -> None:
     """Evaluate the export on held-out data; the gate is computed when it is read, not here."""
     from dataclasses import asdict
 
@@ -95,6 +100,7 @@ def evaluate(run: Run, events: EventLog) -> None:
     tasks: list[str] = []
     data_digest = ""
     if run.spec.evaluate and run.spec.evaluate.heldout:
+        progress.doing("importing JAX")
         from .evaluate.heldout import evaluate_heldout
 
         assert run.spec.data.eval is not None
@@ -104,7 +110,8 @@ def evaluate(run: Run, events: EventLog) -> None:
             [run.spec.data.eval],
             text_column=run.spec.data.text,
             max_target_length=int(keys.get("max_target_length", 2048)),
-            progress=_progress("evaluated", "documents"),
+            doing=progress.doing,
+            progress=progress.counter("documents"),
         )
         metrics["heldout"], data_digest = asdict(heldout), heldout.data_digest
         tasks.append("heldout")
@@ -114,16 +121,4 @@ def evaluate(run: Run, events: EventLog) -> None:
     events.write("evaluation.done", step=manifest["step"], key=key)
 
 
-_JOBS: dict[str, Callable[[Run, EventLog], None]] = {"export": export, "evaluate": evaluate}
-
-
-def _progress(verb: str, unit: str) -> Callable[[int, int], None]:
-    told = time.monotonic()
-
-    def tell(done: int, total: int) -> None:
-        nonlocal told
-        if time.monotonic() - told > 2.0 or done == total:
-            told = time.monotonic()
-            _log.info("%s %d of %d %s (%.0f %%)", verb, done, total, unit, 100 * done / max(total, 1))
-
-    return tell
+_JOBS: dict[str, Callable[[Run, EventLog, ProgressRecord], None]] = {"export": export, "evaluate": evaluate}

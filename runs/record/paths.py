@@ -15,6 +15,11 @@ def attempts(job: str) -> str:
     return "attempts" if job == "train" else f"jobs/{job}"
 
 
+def job_progress(job: str) -> str:
+    """How far an export or evaluation is."""
+    return f"jobs/{job}-progress.json"
+
+
 def checkpoint(step: int) -> str:
     """Folder of a checkpoint."""
     return f"checkpoints/{step}"

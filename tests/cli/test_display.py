@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from elastic_tpu.cli.display import OutputConsole, plain, print_rows, progress_text
 from elastic_tpu.runs.judge.verdict import Verdict
+from elastic_tpu.runs.record.job_progress import JobProgress
 from elastic_tpu.runs.record.status import SliceCount, Status
 
 FULL = "the claim cannot be renewed: /runs/r/claim.json: No space left on device"
@@ -76,3 +77,31 @@ def test_text_is_no_markup_and_keeps_its_lines(capsys: pytest.CaptureFixture[str
     print_rows(console, [("driven by", "[/x]\x1b[2J")])
     console.out("\tone\ntwo é\x1b[31m")
     assert capsys.readouterr().out == "[/x] [red]a[/red]\ndriven by     [/x]\n        one\ntwo é\n"
+
+
+@pytest.mark.parametrize(
+    ("job", "text"),
+    [
+        (JobProgress(attempt=1, doing="importing JAX", doing_seconds=4), "evaluate: importing JAX, 4 s"),
+        (
+            JobProgress(
+                attempt=1, doing="scoring documents", doing_seconds=61, done=1200, total=4800, unit="documents"
+            ),
+            "evaluate: scoring documents, 1 min 1 s, 1,200 of 4,800 documents (25 %)",
+        ),
+        (
+            JobProgress(attempt=1, doing="writing", doing_seconds=2, done=2**30, total=2**32, unit="bytes"),
+            "evaluate: writing, 2 s, 1 GiB of 4 GiB (25 %)",
+        ),
+        (None, "evaluate: running"),
+    ],
+)
+def test_a_job_on_cpu_tells_how_far_it_is(job: JobProgress | None, text: str) -> None:
+    assert progress_text("evaluate", Verdict("running"), None, job) == text
+
+
+def test_a_queued_job_does_nothing_whatever_an_earlier_one_said() -> None:
+    said = JobProgress(attempt=1, doing="importing JAX")
+    assert (
+        progress_text("export", Verdict("queued", reason="in the queue"), None, said) == "export: queued, in the queue"
+    )

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import signal
 import subprocess
 from collections.abc import Callable
@@ -224,6 +226,20 @@ def test_a_killed_export_is_started_again(make_case: MakeCase, tmp_path: Path) -
         assert launcher.wait() == 0
     assert case.attempts("export") == [1, 2]
     assert case.attempts() == [1]
+
+
+def test_the_launcher_and_status_say_how_far_an_export_is(make_case: MakeCase, tmp_path: Path) -> None:
+    case = make_case("--job-until", str(tmp_path / "go"), train={"steps": 5}, checkpoint={"every": 5}, export={})
+    with Launcher(case) as launcher:
+        launcher.says("export: writing the weights, ")
+        until(lambda: (case.json("jobs/export-progress.json") or {}).get("total"), "a count")
+        status = command("status", case.uri).stdout
+        assert re.search(r"^export +writing the weights, .* s, 1 GiB of 4 GiB \(25 %\) \(told .* ago\)$", status, re.M)
+        told = json.loads(command("status", case.uri, "--json").stdout)["job"]
+        assert (told["name"], told["attempt"], told["done"], told["unit"]) == ("export", 1, 2**30, "bytes")
+        (tmp_path / "go").touch()
+        assert launcher.wait() == 0
+    assert json.loads(command("status", case.uri, "--json").stdout)["job"] is None
 
 
 @pytest.mark.parametrize("job", ["export", "evaluate"])

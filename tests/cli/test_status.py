@@ -161,8 +161,13 @@ def test_a_run_that_was_interrupted_says_how_to_go_on(run: Run) -> None:
 
 FIELDS = {
     *("schema", "time", "run", "run_id", "copied_from", "over", "resumable", "driver", "training", "slices"),
-    *("recoveries", "result", "export", "evaluation", "gate", "damaged"),
+    *("recoveries", "result", "job", "export", "evaluation", "gate", "damaged"),
 }
+
+
+def test_a_job_that_is_silent_is_not_told_as_going_on() -> None:
+    job = {"name": "export", "attempt": 1, "doing": "writing the weights", "doing_seconds": 4, "heartbeat_seconds": 300}
+    assert command._job_words(job) == "no word for 5 min; its last was: writing the weights, 4 s"
 
 
 def test_the_json_is_one_document_with_the_documented_fields(run: Run) -> None:

@@ -269,7 +269,7 @@ from elastic_tpu.trainer import jobs
 def term():
     os.kill(os.getpid(), signal.SIGTERM)
 
-def job(run, events):
+def job(run, events, progress):
     %s
 
 real = jobs.EventLog.write

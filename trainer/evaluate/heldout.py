@@ -27,6 +27,7 @@ from . import texts
 from .forward import forward, load_config, load_params
 
 Progress = Callable[[int, int], None]
+Doing = Callable[[str], None]
 BUCKETS = (32, 128, 512, 2048, 8192)
 # Bytes that logits and attention scores of one forward pass may take, as long as one window does not take more.
 MEMORY = 2**30
@@ -88,6 +89,7 @@ def evaluate_heldout(
     text_column: str,
     max_target_length: int,
     progress: Progress,
+    doing: Doing = lambda what: None,
     memory: int = MEMORY,
 ) -> HeldoutResult:
     """Evaluate a published export.
@@ -98,6 +100,7 @@ def evaluate_heldout(
       text_column: the column (or feature) that holds the text.
       max_target_length: the window, in tokens.
       progress: called with documents scored and documents in all.
+      doing: called with what is done next, in words.
       memory: bytes for the logits and attention scores of one forward pass; one window is always scored.
     Raises:
       BadInput: the export or the data cannot be used; each reason is named. No text is left out silently.
@@ -105,15 +108,18 @@ def evaluate_heldout(
     """
     if max_target_length < 2:
         raise BadInput(f"max_target_length {max_target_length} must be at least 2")
+    doing("checking the export")
     manifest = verify_export(export_dir)
     config = load_config(export_dir)
     tokenizer = find_tokenizer(export_dir)
     prefix = prefix_token(tokenizer)
     files = texts.find_files(eval_files)
     expected = sum(file.documents for file in files)
+    doing("loading the weights")
     params = load_params(export_dir, config)
     compute = jax.jit(partial(_losses, config, config.tied))
     counter = _Counter(tokenizer, prefix, config.vocab_size, expected, progress)
+    doing("scoring documents")
     documents = counter.tokens(texts.read_texts(files, text_column))
     score = score_documents(
         lambda ids, labels: np.asarray(compute(params, ids, labels)),

@@ -33,6 +33,7 @@ from .tokenizer_files import TokenizerFiles, find_tokenizer
 Panel = list[tuple[Block, np.ndarray[Any, Any]]]
 DType = Literal["bfloat16", "float32"]
 Progress = Callable[[int, int], None]
+Doing = Callable[[str], None]
 # Output bytes that are gathered before they are written.
 PANEL_BYTES = 64 * 2**20
 _STORED_TYPES = ("float32", "bfloat16", "float16")
@@ -49,6 +50,7 @@ def export_checkpoint(
     proof_digest: str,
     max_shard_bytes: float = 5e9,
     progress: Progress,
+    doing: Doing = lambda what: None,
 ) -> ExportManifest:
     """Export one checkpoint.
 
@@ -60,6 +62,7 @@ def export_checkpoint(
         export that is already there is this one.
       progress: called with bytes of weights written and bytes in all, the last time with both equal. An exception that
         it raises ends the export.
+      doing: called with what is done next, in words.
     Raises:
       BadInput: the checkpoint is not one of this architecture (each missing, left-over or misshapen array is named),
         holds values that are not finite, is damaged, or is an export itself; the tokenizer has more ids than the
@@ -69,6 +72,7 @@ def export_checkpoint(
     """
     out = epath.Path(out_dir)
     identity = manifest.Identity(_step(step_dir), spec_hash, proof_digest, dtype)
+    doing("looking for an export that is there already")
     existing = manifest.reuse(out_dir, identity)
     if existing is not None:
         return existing
@@ -77,12 +81,15 @@ def export_checkpoint(
         cure = f"uses {tokens.size} ids, the model has {architecture.vocab_size} rows: train with a larger vocab_size"
         raise BadInput([Problem("model.tokenizer", tokenizer, cure)])
     with recycled_memory():
+        doing("opening the checkpoint")
         tree = read_tree(step_dir)
         arrays, stores, ignored = _match(tree, architecture)
         manifest.clear(out_dir)
         out.mkdir(parents=True, exist_ok=True)
         shards = plan_shards([tensor for array in arrays for tensor in array.tensors], dtype, max_shard_bytes)
+        doing("writing the weights")
         files = _write_shards(tree, arrays, stores, shards, out, dtype, progress)
+    doing("publishing")
     small = {
         "config.json": manifest.json_bytes(
             config_json(architecture, dtype=dtype, bos=tokens.bos, eos=tokens.eos, pad=tokens.pad)

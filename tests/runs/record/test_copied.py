@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from elastic_tpu.platforms.local.runtime_folder import runtime_folder
@@ -66,7 +67,7 @@ def test_an_export_takes_its_bytes_from_the_directory_that_was_opened(
     monkeypatch.setattr("elastic_tpu.trainer.export.qwen3.architecture_from_maxtext", lambda keys: None)
     monkeypatch.setattr(jobs.maxtext_config, "base", lambda: {"a": 1})
     with pytest.raises(InterruptedError):
-        jobs.export(copy, None)  # type: ignore[arg-type]
+        jobs.export(copy, None, Mock())  # type: ignore[arg-type]
     assert taken == [(f"{copy.uri}/checkpoints/99", f"{copy.uri}/export/99")]
 
 
