@@ -195,6 +195,7 @@ class StageOperator(BaseOperator):
                 instance,
                 allow_local=self.allow_local,
                 spec_hash=self.spec_hash,
+                when=context.get("logical_date"),  # a DAG run that an asset or a person triggered may have none
                 tell=self.log.info,
             )
             self._acting = stage, task, instance

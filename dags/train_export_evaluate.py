@@ -16,7 +16,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable, Sequence
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 from ..components.airflow import HOLDER, airflow_errors
@@ -55,7 +55,8 @@ def train_export_evaluate(
 
     Args:
       spec: URI of a spec, or of the directory of a run to go on with: the default of the DAG's parameter `spec`.
-      dag_id: the DAG's id. For a new run each DAG run, `run.name` of the spec needs a template such as `{date}`.
+      dag_id: the DAG's id. For a new run each DAG run, `run.name` of the spec needs a template: `{run}`, or, if no two
+        DAG runs have one day, `{date}`, which is the DAG run's logical date.
       retry_delay: between two tries of a task. Only failures that a retry can cure are retried.
       specs: URIs or folders under one of which the parameter `spec` must lie, whoever triggers the DAG; by default the
         bucket (on a filesystem the folder) of `spec` itself. $ELASTIC_TPU_SPECS of the workers narrows it further.
@@ -96,9 +97,16 @@ def train_export_evaluate(
 
 
 @task(multiple_outputs=True)
-def reserve(spec: str, holder: str, specs: Sequence[str] = (), allow_local: bool = False) -> dict[str, str]:
+def reserve(
+    spec: str,
+    holder: str,
+    specs: Sequence[str] = (),
+    allow_local: bool = False,
+    logical_date: datetime | None = None,
+) -> dict[str, str]:
     """URI and spec hash of the run: started from a spec, or opened to go on.
 
+    Airflow gives `logical_date`, which `{date}` in a run's name becomes; a DAG run may have none.
     Nothing is written without a login to the platform, or of a spec that lies elsewhere or wants what is not allowed.
     """
     from ..stages.open import start_or_open_with_login
@@ -106,7 +114,7 @@ def reserve(spec: str, holder: str, specs: Sequence[str] = (), allow_local: bool
     with airflow_errors():
         for prefixes in (specs, prefixes_in(os.environ)):
             require_under(spec, prefixes)
-        run = start_or_open_with_login(spec, holder, allow_local=allow_local, tell=_log.info)
+        run = start_or_open_with_login(spec, holder, allow_local=allow_local, tell=_log.info, when=logical_date)
         return {"run": run.uri, "spec_hash": run.spec_hash}
 
 

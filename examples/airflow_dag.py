@@ -3,7 +3,7 @@
 from elastic_tpu.dags.train_export_evaluate import train_export_evaluate
 
 dag = train_export_evaluate(
-    "gs://acme-train/specs/qwen3-8b.yaml",  # run: {name: "qwen3-8b-{date}", ...} makes every DAG run a new run
+    "gs://acme-train/specs/qwen3-8b.yaml",  # run: {name: "{run}", ...} makes every DAG run a new run
     dag_id="train_qwen3_8b",
     # Who triggers the DAG may give another spec, of the same bucket; `specs=["gs://acme-train/specs/"]` narrows that.
     # Specs of platform `local`, or with a kubeconfig, run programs on the workers: `allow_local=True` allows them.

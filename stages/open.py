@@ -17,6 +17,8 @@ from .stage import SliceStep, Stage, Step
 from .stage_claim import StageClaim
 
 if TYPE_CHECKING:
+    from datetime import datetime
+
     from ..runs.record.run import Run
     from ..runs.spec.run_spec import RunSpec
 
@@ -29,6 +31,7 @@ def start_or_open_with_login(
     allow_local: bool = False,
     moved: bool = False,
     tell: Callable[[str], None] = lambda text: None,
+    when: datetime | None = None,
 ) -> Run:
     """`start_or_open` for every caller outside `runs`: without a login to the spec's platform nothing is started.
 
@@ -36,6 +39,7 @@ def start_or_open_with_login(
       allow_local: as for `open_stage`.
       moved: a person says that the run's directory was moved here for good.
       tell: as for `start_or_open`.
+      when: the logical date of the orchestrator's run, if it has one: `{date}` in a run's name.
 
     Raises:
       BadInput: of `start_or_open`; or there is no login; or the spec wants what is not allowed.
@@ -49,7 +53,7 @@ def start_or_open_with_login(
             refuse_local(spec)
         require_login(spec, allow_local)
 
-    return start_or_open(source, holder, login, person=person, moved=moved, tell=tell)
+    return start_or_open(source, holder, login, person=person, moved=moved, tell=tell, when=when)
 
 
 def open_stage(
@@ -62,6 +66,7 @@ def open_stage(
     term: int | None = None,
     allow_local: bool = False,
     spec_hash: str = "",
+    when: datetime | None = None,
     tell: Callable[[str], None] = lambda text: None,
 ) -> Stage:
     """The stage of a step. Every step but release starts the run of a spec that was not started yet.
@@ -76,6 +81,7 @@ def open_stage(
         been looked at (`spec_hash`), the kubeconfig that it names. For who runs a command here and for a pipeline's
         author to say, not for who triggers it.
       spec_hash: of the run that the pipeline started with, or a person agreed to; empty if this is the first look.
+      when: as for `start_or_open_with_login`.
       tell: called with a line before something that may take long.
 
     Raises:
@@ -91,7 +97,7 @@ def open_stage(
     opened = (
         find_run(run, holder)
         if step.name == "release"
-        else start_or_open_with_login(run, holder, allow_local=allow_local, tell=tell)
+        else start_or_open_with_login(run, holder, allow_local=allow_local, tell=tell, when=when)
     )
     if opened is None:
         return NothingStarted(step.name)

@@ -12,8 +12,9 @@ import os
 import socket
 from collections.abc import Callable
 from contextlib import suppress
+from datetime import datetime, timedelta
 
-from ..errors import BadInput, Exists, ExitCode, NotFound
+from ..errors import BadInput, Changed, Exists, ExitCode, NotFound, Problem
 from ..spec import bucket_files, load
 from ..spec.rules import contradictions
 from ..spec.run_spec import RunSpec, is_bucket, is_spec_name
@@ -25,6 +26,9 @@ from .claim import read_claim
 from .result import read_result
 from .run import Run, create_run, differences, has_spec, open_for_work, open_run
 from .status import read_status
+
+_STARTS_WITHIN = timedelta(minutes=1)
+"""From the record of a name to its run; a starter that takes longer has died."""
 
 
 def this_person() -> str:
@@ -51,6 +55,7 @@ def start_or_open(
     person: bool = False,
     moved: bool = False,
     tell: Callable[[str], None] = lambda text: None,
+    when: datetime | None = None,
 ) -> Run:
     """Start the run of a spec, or open the run that it was started as; a run directory is opened as it is.
 
@@ -65,10 +70,12 @@ def start_or_open(
       person: the holder is a person.
       moved: as for `open_for_work`.
       tell: called with lines of progress, and with what of the input files in buckets could not be looked into.
+      when: as for `expand_name`; of the holder's run, so the same for each of its stages.
 
     Raises:
       BadInput: the spec or its input files are wrong, a stored spec too; there is no run, its spec.yaml was changed
-        since it was started, or the run's name is taken by another spec.
+        since it was started, or the run's name is taken, by another spec or, once it is expanded, by another holder's
+        run.
     """
     if not is_spec(source):
         opened = open_for_work(source, moved)
@@ -83,7 +90,7 @@ def start_or_open(
             bucket_files.require(spec, tell)
         return create_run(spec)
     start = _start_for_person if person else _start_for_orchestrator
-    return start(spec, holder, tell)
+    return start(spec, holder, when, tell)
 
 
 def find_run(source: str, holder: str) -> Run | None:
@@ -121,27 +128,63 @@ def _start_record(who: str) -> str:
     return f".starts/{hashlib.sha256(who.encode()).hexdigest()[:16]}.json"
 
 
-def _start_for_orchestrator(spec: RunSpec, holder: str, tell: Callable[[str], None]) -> Run:
+def _start_for_orchestrator(spec: RunSpec, holder: str, when: datetime | None, tell: Callable[[str], None]) -> Run:
     """The same run for every caller with this holder: the first one creates the record, the others follow it."""
     output = open_store(spec.run.output)
     record = _start_record(holder)
-
-    def recorded() -> Run:
-        name = _recorded(output, record).rpartition("/")[2]
-        return create_run(spec.model_copy(update={"run": spec.run.model_copy(update={"name": name})}))
-
     with suppress(NotFound):
-        return recorded()
+        return create_run(_named(spec, _recorded(output, record)))
     bucket_files.require(spec, tell)
-    expanded = load.expand_name(spec, holder)
+    expanded = load.expand_name(spec, holder, when)
+    _take_name(output, spec, expanded, holder)
     try:
         output.create(record, records.dump({"run": expanded.uri, "holder": holder}))
-    except Exists:  # meanwhile
-        return recorded()
+    except Exists:
+        expanded = _named(spec, _recorded(output, record))
     return create_run(expanded)
 
 
-def _start_for_person(spec: RunSpec, who: str, tell: Callable[[str], None]) -> Run:
+def _named(spec: RunSpec, uri: str) -> RunSpec:
+    return spec.model_copy(update={"run": spec.run.model_copy(update={"name": uri.rpartition("/")[2]})})
+
+
+def _take_name(output: Store, spec: RunSpec, expanded: RunSpec, holder: str) -> None:
+    """Record, before the run is created, that its name is this holder's.
+
+    Without this a second pipeline run of a day would find the run of the first one complete, and succeed for nothing.
+    A name whose run is not there (it was deleted, or its starter died) is free again after a minute.
+
+    Raises:
+      BadInput: the name is the run of another holder, or of a spec without a template.
+    """
+    record = f".starts/names/{expanded.run.name}.json"
+    mine = records.dump({"holder": holder})
+    there = has_spec(open_store(expanded.uri))  # before the record is looked at, which is written before the run is
+    try:
+        if not there:
+            output.create(record, mine)
+            return
+    except Exists:
+        pass
+    owner = "another holder"
+    try:
+        found = output.read(record)
+        owner = str(records.load(found.data, f"{output.uri}/{record}").get("holder"))
+        if owner == holder:
+            return
+        if not there and output.now() - found.updated > _STARTS_WITHIN:
+            output.replace(record, mine, found.generation)
+            return
+    except (NotFound, Changed):
+        pass
+    cure = (
+        f"becomes {expanded.run.name!r}, which is the run {expanded.uri} of {owner}; use {{run}} in it, so that each "
+        "has a run of its own, or give that directory to go on with it"
+    )
+    raise BadInput([Problem("run.name", spec.run.name, cure)])
+
+
+def _start_for_person(spec: RunSpec, who: str, when: datetime | None, tell: Callable[[str], None]) -> Run:
     """The last run that this person started from this spec, if running again resumes it; otherwise a new one."""
     output = open_store(spec.run.output)
     record = _start_record(f"{who}\n{spec.run.name}")
@@ -152,7 +195,9 @@ def _start_for_person(spec: RunSpec, who: str, tell: Callable[[str], None]) -> R
     except (NotFound, BadInput):
         pass  # there is no last run, or its directory is gone, damaged or changed
     bucket_files.require(spec, tell)
-    run = create_run(load.expand_name(spec, who))
+    expanded = load.expand_name(spec, who, when)
+    _take_name(output, spec, expanded, who)
+    run = create_run(expanded)
     output.put(record, records.dump({"run": run.uri, "holder": who}))
     return run
 

@@ -105,18 +105,20 @@ def check(document: Mapping[str, Any]) -> RunSpec:
     return spec
 
 
-def expand_name(spec: RunSpec, orchestrator_run: str, now: datetime | None = None) -> RunSpec:
+def expand_name(spec: RunSpec, orchestrator_run: str, when: datetime | None = None) -> RunSpec:
     """Expand `{date}`, `{datetime}` and `{run}` in the run's name.
 
     Args:
       orchestrator_run: what `{run}` becomes, as far as it fits.
-      now: UTC; by default the present.
+      when: what `{date}` and `{datetime}` become, in UTC: the logical date of an orchestrator's run that has one; by
+        default the present.
 
     Raises:
       BadInput: other braces, or a name that is too long.
     """
-    now = now or datetime.now(UTC)
-    name = spec.run.name.replace("{datetime}", now.strftime("%Y%m%dT%H%M%S")).replace("{date}", now.strftime("%Y%m%d"))
+    when = (when or datetime.now(UTC)).astimezone(UTC)
+    name = spec.run.name.replace("{datetime}", when.strftime("%Y%m%dT%H%M%S"))
+    name = name.replace("{date}", when.strftime("%Y%m%d"))
     name = name.replace("{run}", _slug(orchestrator_run, LONGEST_NAME - len(name.replace("{run}", ""))))
     if "{" in name or "}" in name:
         raise BadInput([Problem("run.name", spec.run.name, f"only {', '.join(NAME_TEMPLATES)} may stand in braces")])

@@ -46,7 +46,8 @@ class RunSection(Section):
 
     name: RunName = Field(
         description="Name of the run: letters, digits, `.`, `_` and `-`, at most 100 characters. `{date}` (20260131) "
-        "and `{datetime}` (20260131T120500) become the start of the run in UTC, `{run}` becomes the orchestrator's run."
+        "and `{datetime}` (20260131T120500) become the start of the run in UTC, in Airflow its logical date; `{run}` "
+        "becomes the orchestrator's run."
     )
     output: Name = Field(
         description="Folder or `gs://bucket/prefix` that holds the run directory. Platform `gke` needs a bucket."

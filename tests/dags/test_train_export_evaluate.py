@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -99,6 +99,29 @@ def test_reserve_starts_one_run_for_its_dag_run(airflow: Path, make_case: MakeCa
     assert first == reserved(str(case.spec), "dag/1") == str(case.output / "r-dag-1")
     assert reserved(first, "dag/2") == first  # a run that is to go on is named by its URI
     assert reserved(str(case.spec), "dag/2") == str(case.output / "r-dag-2")
+
+
+def test_each_logical_date_has_its_run_and_a_second_dag_run_of_a_day_is_refused(
+    airflow: Path, make_case: MakeCase
+) -> None:
+    from airflow.sdk.exceptions import AirflowFailException
+    from elastic_tpu.dags.train_export_evaluate import reserve
+
+    case = make_case(run={"name": "r-{date}"})
+
+    def reserved(holder: str, day: int) -> str:
+        moment = datetime(2026, 1, day, tzinfo=UTC)
+        return str(reserve.function(str(case.spec), holder, allow_local=True, logical_date=moment)["run"])
+
+    assert [reserved(f"dag/{day}", day) for day in (1, 2)] == [f"{case.output}/r-2026010{day}" for day in (1, 2)]
+    with pytest.raises(AirflowFailException, match=r"use {run} in it.*code 64"):
+        reserved("dag/manual", 1)
+
+
+def test_the_name_is_of_the_logical_date(run_dag: RunDag, make_case: MakeCase) -> None:
+    case = make_case(**SMALL, slices={"count": 2}, run={"name": "r-{date}"})
+    done = run_dag(case, logical_date=datetime(2026, 1, 31, tzinfo=UTC), mark_success_pattern="^(?!reserve)")
+    assert done.xcom["reserve"]["run"] == f"{case.output}/r-20260131"
 
 
 # ---- whole runs

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import multiprocessing
+import os
 import shutil
 from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -126,12 +128,45 @@ def test_a_template_is_resolved_once_though_time_goes_on(tmp_path: Path, monkeyp
     source = template(tmp_path, "q-{datetime}")
     first = start_run(source, "dag/1")
     real = load.expand_name
-    monkeypatch.setattr(load, "expand_name", lambda spec, run: real(spec, run).model_copy(update={"run": _later(spec)}))
+    monkeypatch.setattr(load, "expand_name", lambda spec, *_: real(spec, *_).model_copy(update={"run": _later(spec)}))
     assert start_run(source, "dag/1").uri == first.uri
 
 
 def _later(before: RunSpec) -> object:
     return before.run.model_copy(update={"name": "q-later"})
+
+
+@pytest.mark.parametrize("person", [True, False])
+def test_a_name_that_is_another_holders_run_is_refused(tmp_path: Path, person: bool) -> None:
+    source = template(tmp_path, "q-{date}")
+    day = datetime(2026, 1, 31, 12, tzinfo=UTC)
+
+    def start(holder: str, when: datetime = day) -> Run:
+        return start_or_open(source, holder, lambda spec: None, person=person, when=when)
+
+    first = start("dag/1")
+    for _ in range(2):  # nothing is on record that a retry would follow
+        with pytest.raises(BadInput, match=r"run.name: 'q-{date}', becomes 'q-20260131'.* of dag/1; use {run} in it"):
+            start("dag/2")
+    assert start("dag/1").uri == first.uri
+    assert start("dag/2", day + timedelta(days=1)).uri == str(tmp_path / "out" / "q-20260201")
+
+
+def test_an_expanded_name_that_a_spec_without_a_template_has_is_refused(tmp_path: Path) -> None:
+    start_run(template(tmp_path, "q-dag-1"), "ann@host")
+    with pytest.raises(BadInput, match=r"'q-dag-1', which is the run .*/q-dag-1 of another holder"):
+        start_run(template(tmp_path), "dag/1")
+
+
+def test_a_name_whose_run_was_deleted_is_free_again_after_a_minute(tmp_path: Path) -> None:
+    source = template(tmp_path, "q-{date}")
+    first = start_run(source, "dag/1")
+    shutil.rmtree(first.uri)
+    with pytest.raises(BadInput, match="of dag/1"):  # its starter may be about to create it
+        start_run(source, "dag/2")
+    (record,) = (tmp_path / "out" / ".starts" / "names").iterdir()
+    os.utime(record, (0, 0))
+    assert start_run(source, "dag/2").uri == first.uri
 
 
 def test_nothing_was_started_so_there_is_nothing_to_release(tmp_path: Path) -> None:

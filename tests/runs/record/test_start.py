@@ -36,7 +36,7 @@ def begin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Run]
     case = Case(tmp_path, run=TEMPLATE)
     seconds = iter(range(100))
 
-    def expand(spec, who):  # type: ignore[no-untyped-def]
+    def expand(spec, who, when):  # type: ignore[no-untyped-def]
         return spec.model_copy(update={"run": spec.run.model_copy(update={"name": f"r-{next(seconds)}"})})
 
     monkeypatch.setattr("elastic_tpu.runs.spec.load.expand_name", expand)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
 
@@ -462,6 +462,11 @@ def test_templates(name: str, orchestrator_run: str, expanded: str) -> None:
     assert after.run.name == expanded
     assert has_template(before) is ("{" in name)
     assert RunSpec.model_validate(after.model_dump(mode="json")) == after  # the run can be opened again
+
+
+def test_a_date_of_another_zone_is_told_in_utc() -> None:
+    late = datetime(2026, 1, 31, 22, tzinfo=timezone(timedelta(hours=-5)))
+    assert expand_name(spec(run={"name": "q-{datetime}"}), "x", late).run.name == "q-20260201T030000"
 
 
 def test_a_long_orchestrator_run_is_cut_but_stays_its_own() -> None:
