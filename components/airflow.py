@@ -34,12 +34,16 @@ with needed("airflow", "an operator"):
     from airflow.sdk.exceptions import AirflowException, AirflowFailException, TaskDeferred
     from airflow.triggers.base import BaseTrigger, TriggerEvent
 
+POKE_BEFORE_DEFER = 20.0
+"""Default of `poke_before_defer`, in seconds."""
+
 HOLDER = "{{ dag.dag_id }}/{{ run_id }}"
 """Template of the holder: the DAG run, so that all its tasks have the same claim."""
 
 _XCOM_BYTES = 2000
 _TEXT = 1000  # characters of a reason that go into Airflow's database; the log has all of it
 _NOT_OPEN = 15.0  # seconds between two tries to open a run
+_POKE = 3.0  # seconds, at most, between two looks in the worker
 _LAST_SECONDS = 4.0  # Airflow sends SIGKILL 5 s after SIGTERM
 _SIGNAL_GRACE = 300.0  # seconds in which the next try can undo the stop of a try that a signal ended
 
@@ -157,14 +161,22 @@ class StageOperator(BaseOperator):
     """Submits a stage, defers while it runs, and collects its result.
 
     `execution_timeout` counts from the start of the try. When it is spent, the stage is cancelled and the task fails.
-    Without it only the limits of the spec end a stage.
+    Without it only the limits of the spec end a stage. What ends within seconds is awaited in the worker: a busy
+    scheduler fails a task whose trigger fires before it knows that the worker deferred (apache/airflow#72716).
     """
 
     template_fields: Sequence[str] = ("run", "holder", "spec_hash")
     step: Step
 
     def __init__(
-        self, *, run: str, holder: str = HOLDER, spec_hash: str = "", allow_local: bool = False, **kwargs: Any
+        self,
+        *,
+        run: str,
+        holder: str = HOLDER,
+        spec_hash: str = "",
+        allow_local: bool = False,
+        poke_before_defer: float = POKE_BEFORE_DEFER,
+        **kwargs: Any,
     ) -> None:
         """Args:
         run: URI of the run directory, or of a spec.
@@ -172,6 +184,7 @@ class StageOperator(BaseOperator):
         spec_hash: that the run's spec must have; without it any, and from then on that one.
         allow_local: the spec may have programs run on Airflow's machines: platform `local`, `local.trainer`, and the
             kubeconfig and the context that it names. For the DAG's author alone, so it is no template.
+        poke_before_defer: seconds for which the worker looks before it defers.
         kwargs: Airflow's own.
         """
         super().__init__(**kwargs)
@@ -180,11 +193,15 @@ class StageOperator(BaseOperator):
         self.spec_hash = spec_hash
         self.allow_local = allow_local
         self._acting: tuple[Stage, Any, str] | None = None  # stage, task instance, name of this try
+        self.poke_before_defer = poke_before_defer
         self._stopped = False
+        self._leaves: threading.Event | None = None  # set once this worker is told to end; made in the worker
 
     def execute(self, context: Context) -> dict[str, Any]:
-        """Submit the stage and defer; what is complete already is collected at once."""
+        """Submit the stage and defer; what is complete already, or within seconds, is collected at once."""
         task = context["ti"]
+        self._leaves = threading.Event()
+        deadline = self._deadline(task.start_date)
         # With the task's id: tries of different tasks have the same numbers.
         instance = f"{task.task_id} try {task.try_number}"
         with airflow_errors():
@@ -200,11 +217,25 @@ class StageOperator(BaseOperator):
             )
             self._acting = stage, task, instance
             stage.submit()
+            done = self._await(stage, deadline, self._leaves)
             if self._stopped:
                 raise Infrastructure("this worker was told to end; the next try goes on with the run")
-            if stage.poll().done:
+            if done:
                 return small(stage.collect())
-        raise self._deferred(self._submitted(stage, instance, self._deadline(task.start_date)))
+        raise self._deferred(self._submitted(stage, instance, deadline))
+
+    def _await(self, stage: Stage, deadline: float | None, leaves: threading.Event) -> bool:
+        """Whether the stage is done now, or within `poke_before_defer`."""
+        limit = self.poke_before_defer if deadline is None else min(self.poke_before_defer, deadline - time.time())
+        until = time.monotonic() + limit
+        while not leaves.is_set():
+            if stage.poll().done:
+                return True
+            left = until - time.monotonic()
+            if left <= 0:
+                break
+            leaves.wait(min(stage.interval, _POKE, left))
+        return False
 
     def resume(self, context: Context, event: dict[str, Any]) -> dict[str, Any]:
         """Collect the result, raise the verdict's error, or cancel the stage if `execution_timeout` is spent."""
@@ -245,15 +276,21 @@ class StageOperator(BaseOperator):
             state = "unknown"
         if state == "running":
             self.log.info("this worker goes away, the task is still wanted: nothing is cancelled")
+            self._leave()
             return
         user = state != "unknown"
         self._stopped = not user
+        self._leave()
         submitted = self._submitted(stage, instance, None)
         by = f"a user of Airflow ({self.holder})" if user else f"a signal to {self.holder}"
         try:
             submitted.open().cancel(0.0 if user else _SIGNAL_GRACE, by=by)
         except ElasticTPUError as error:
             self.log.info("nothing was cancelled: %s", error)
+
+    def _leave(self) -> None:
+        if self._leaves is not None:
+            self._leaves.set()
 
     def _submitted(self, stage: Stage, instance: str, deadline: float | None) -> Submitted:
         return Submitted(

@@ -87,7 +87,7 @@ def attempt(case: Case, name: str, number: int = 1, *, run: str = "", **options:
         "export": ExportCheckpointOperator,
         "evaluate": EvaluateCheckpointOperator,
     }
-    options = {"allow_local": True, **options}
+    options = {"allow_local": True, "poke_before_defer": 0, **options}
     operator = operators[name](task_id=name, run=run or str(case.spec), holder=HOLDER, **options)
     instance = SimpleNamespace(
         dag_id="dag", run_id="run 1", task_id=name, map_index=-1, try_number=number, start_date=datetime.now(UTC)
@@ -444,6 +444,44 @@ def test_a_kill_before_anything_was_taken_changes_nothing(make_case: MakeCase) -
     with airflow_says("failed"):
         task.operator.on_kill()
     assert not case.output.exists()
+
+
+# ---- what ends within seconds
+
+
+def test_what_ends_within_seconds_is_never_deferred(make_case: MakeCase) -> None:
+    from elastic_tpu.components.airflow import POKE_BEFORE_DEFER as DEFAULT
+
+    case = make_case(**SHORT)
+    done = [attempt(case, name, poke_before_defer=DEFAULT).execute() for name in ("provision", "train", "release")]
+    assert [result["stage"] for result in done] == ["provision", "train", "release"]
+    assert done[1]["final_step"] == 4
+
+
+@pytest.mark.parametrize("ends", ["poke_before_defer", "execution_timeout", "a drained worker"])
+def test_what_takes_long_is_awaited_in_the_worker_no_longer_than_it_may(
+    make_case: MakeCase, monkeypatch: pytest.MonkeyPatch, ends: str
+) -> None:
+    from airflow.triggers.base import BaseTrigger
+
+    case = make_case(**LONG)
+    finish(attempt(case, "provision"))
+    options: dict[str, Any] = {"poke_before_defer": 0.1 if ends == "poke_before_defer" else 3600}
+    if ends == "execution_timeout":
+        options["execution_timeout"] = timedelta(seconds=0.2)
+    task, looks, poll = attempt(case, "train", **options), list[int](), JobStage.poll
+
+    def look(stage: JobStage) -> Verdict:
+        looks.append(1)
+        if ends == "a drained worker" and len(looks) == 2:
+            with airflow_says("running"):
+                task.operator.on_kill()
+        return poll(stage)
+
+    monkeypatch.setattr(JobStage, "poll", look)
+    assert isinstance(task.execute(), BaseTrigger)
+    assert looks
+    assert stops(case) == []
 
 
 # ---- execution_timeout

@@ -84,7 +84,8 @@ def run_dag(airflow: Path) -> Iterator[Callable[..., DagRun]]:
         **options: Any,
     ) -> DagRun:
         made = {**OPTIONS, **(author or {})}
-        dag = train_export_evaluate("the DAG run gives it", **made, default_args={"retries": retries})
+        always_deferred = {"retries": retries, "poke_before_defer": 0}
+        dag = train_export_evaluate("the DAG run gives it", **made, default_args=always_deferred)
         done: Any = dag.test(run_conf={"spec": str(case.spec), **(conf or {})}, **options)
         tasks = done.get_task_instances()
         return DagRun(
