@@ -12,13 +12,16 @@ next try, a triggerer that is restarted to the next triggerer.
 from __future__ import annotations
 
 import asyncio
+import contextvars
+import functools
 import json
 import threading
 import time
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from ..runs.errors import ElasticTPUError, Infrastructure, Unreachable
 from ..runs.extras import needed
@@ -46,6 +49,24 @@ _NOT_OPEN = 15.0  # seconds between two tries to open a run
 _POKE = 3.0  # seconds, at most, between two looks in the worker
 _LAST_SECONDS = 4.0  # Airflow sends SIGKILL 5 s after SIGTERM
 _SIGNAL_GRACE = 300.0  # seconds in which the next try can undo the stop of a try that a signal ended
+
+
+_THREADS = {"looks": 10, "cancels": 4}  # looks: as many as the storage client keeps connections
+T = TypeVar("T")
+
+
+@functools.cache
+def _threads(purpose: str) -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(_THREADS[purpose], thread_name_prefix=f"elastic-tpu {purpose}")
+
+
+async def _in_thread(purpose: str, call: Callable[[], T]) -> T:
+    """Await a call of a stage, which is synchronous, in a thread of our own.
+
+    Asyncio's default threads are few and shared by all triggers: a bucket that hangs would stop foreign DAGs.
+    """
+    run = contextvars.copy_context().run  # Airflow finds the trigger's log by it
+    return await asyncio.get_running_loop().run_in_executor(_threads(purpose), run, call)
 
 
 @dataclass(frozen=True)
@@ -113,8 +134,7 @@ class StageTrigger(BaseTrigger):
     async def run(self) -> AsyncIterator[TriggerEvent]:
         """Poll until the stage is done or the deadline has passed."""
         while True:
-            # Stages are synchronous: in a thread they do not block the triggerer's event loop.
-            verdict, wait = await asyncio.to_thread(self._look)
+            verdict, wait = await _in_thread("looks", self._look)
             left = float("inf") if self.submitted.deadline is None else self.submitted.deadline - time.time()
             if verdict.done or left <= 0:
                 yield TriggerEvent(_event(self.submitted, verdict))  # type: ignore[no-untyped-call]
@@ -138,7 +158,7 @@ class StageTrigger(BaseTrigger):
 
     async def on_kill(self) -> None:
         """Cancel the stage if a user marked or cleared the task, unless a newer try drives the run."""
-        await asyncio.to_thread(self._cancel)
+        await _in_thread("cancels", self._cancel)  # not behind looks: Airflow gives it 30 s
 
     def _cancel(self) -> None:
         task = self.task_instance

@@ -10,7 +10,9 @@ Preconditions: https://cloud.google.com/storage/docs/request-preconditions
 
 from __future__ import annotations
 
+import functools
 import mimetypes
+import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -39,11 +41,21 @@ _REQUEST_SECONDS = 30.0
 
 
 def connect() -> storage.Client:
-    """A client with the application's default credentials; anonymous when STORAGE_EMULATOR_HOST is set.
+    """This process's client with the application's default credentials; anonymous when STORAGE_EMULATOR_HOST is set.
+
+    All stores share it: a triggerer watches hundreds of runs. It is safe to share between threads, and not across a
+    fork: https://cloud.google.com/python/docs/reference/storage/latest (multiprocessing).
 
     Raises:
       BadInput: there are no credentials.
     """
+    surroundings = ("STORAGE_EMULATOR_HOST", "GOOGLE_APPLICATION_CREDENTIALS")
+    return _client(os.getpid(), *(os.environ.get(name) for name in surroundings))
+
+
+@functools.lru_cache(maxsize=2)
+def _client(*key: object) -> storage.Client:
+    del key
     try:
         # Objects need no project, and a missing one would fail here.
         return storage.Client(project="none")
@@ -256,6 +268,7 @@ class GcsStore:
                 )
                 raise BadInput(f"{where}: access to bucket {self._bucket.name} is refused: {error}; {cure}") from error
             if isinstance(error, (api.Unauthorized, auth.GoogleAuthError)):
+                _client.cache_clear()  # the next store of this process finds the new login
                 raise BadInput(f"{where}: bucket {self._bucket.name} wants a login: {error}; {_LOGIN}") from error
             if isinstance(error, api.ClientError):
                 raise BadInput(f"{where}: Google Cloud Storage refused the request: {error}") from error

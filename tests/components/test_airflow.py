@@ -7,6 +7,7 @@ import contextvars
 import dataclasses
 import inspect
 import json
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
@@ -384,6 +385,52 @@ def test_a_trigger_that_is_given_to_another_triggerer_cancels_nothing(make_case:
     kill(trigger, state)
     assert stops(case) == []
     assert case.trainer().is_running()
+
+
+def test_looks_that_hang_stop_neither_a_foreign_trigger_nor_a_cancel(
+    make_case: MakeCase, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    case = make_case(**LONG)
+    task, trigger = training(case)
+    answers, hang = threading.Event(), JobStage.poll
+
+    def hanging(stage: JobStage) -> Verdict:
+        assert answers.wait(60)
+        return hang(stage)
+
+    monkeypatch.setattr(JobStage, "poll", hanging)
+
+    async def triggerer() -> None:
+        watched = [asyncio.create_task(anext(task.in_triggerer(trigger).run())) for _ in range(40)]
+        await asyncio.sleep(0)  # all of them look now
+        try:
+            await asyncio.wait_for(asyncio.to_thread(lambda: None), 10)  # a trigger of another provider
+            await asyncio.wait_for(trigger.on_kill(), 10)
+        finally:
+            answers.set()
+            for one in watched:
+                one.cancel()
+            await asyncio.gather(*watched, return_exceptions=True)
+
+    with airflow_says("failed"):
+        asyncio.run(triggerer())
+    assert [grace for grace, _ in stops(case)] == [0]
+
+
+def test_a_look_logs_where_airflow_looks_for_it(make_case: MakeCase, monkeypatch: pytest.MonkeyPatch) -> None:
+    case = make_case(**SHORT)
+    finish(attempt(case, "provision"))
+    trigger, poll = attempt(case, "train").execute(), JobStage.poll
+    whose: contextvars.ContextVar[str] = contextvars.ContextVar("whose", default="nobody's")
+    seen = []
+
+    def look(stage: JobStage) -> Verdict:
+        seen.append(whose.get())
+        return poll(stage)
+
+    monkeypatch.setattr(JobStage, "poll", look)
+    contextvars.copy_context().run(lambda: (whose.set("the trigger's"), event_of(trigger)))
+    assert set(seen) == {"the trigger's"}
 
 
 # ---- a worker that is told to end while it submits

@@ -491,6 +491,19 @@ def posts(proxy: FaultProxy) -> int:
     return sum(method == "POST" for method, _ in proxy.requests)
 
 
+def test_all_stores_of_a_process_share_one_client(gcs_bucket: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    from elastic_tpu.runs.store import gcs
+
+    made, real = list[int](), gcs.storage.Client
+    monkeypatch.setattr(gcs.storage, "Client", lambda **options: made.append(os.getpid()) or real(**options))
+    monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", f"/{gcs_bucket}")  # a login that no store has used
+    for name in "ab":
+        open_store(f"gs://{gcs_bucket}/{name}").put("x", b"1")
+    monkeypatch.setattr(os, "getpid", lambda: -1)  # as in a fork: a connection is not for two processes
+    open_store(f"gs://{gcs_bucket}/c").put("x", b"1")
+    assert (len(made), made[-1]) == (2, -1)
+
+
 @pytest.mark.parametrize(
     "fault",
     [
