@@ -53,6 +53,8 @@ def train_export_evaluate(
 ) -> DAG:
     """The DAG that trains, exports and evaluates what a spec describes.
 
+    Airflow reads only files that hold the words "airflow" and "dag": say them in a comment of the file that calls this.
+
     Args:
       spec: URI of a spec, or of the directory of a run to go on with: the default of the DAG's parameter `spec`.
       dag_id: the DAG's id. For a new run each DAG run, `run.name` of the spec needs a template: `{run}`, or, if no two

@@ -1,3 +1,4 @@
+# airflow dag: without these two words Airflow does not read the file, and shows no import error
 """An Airflow DAG to copy into your DAG folder: set the spec and, if you like, a schedule."""
 
 from elastic_tpu.dags.train_export_evaluate import train_export_evaluate

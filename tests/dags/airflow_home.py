@@ -19,7 +19,8 @@ from typing import Any
 import pytest
 from elastic_tpu.tests.support import Case
 
-EXAMPLE = Path(__file__).parents[2] / "examples" / "airflow_dag.py"
+ROOT = Path(__file__).parents[2]
+EXAMPLE = ROOT / "examples" / "airflow_dag.py"
 OPTIONS: dict[str, Any] = {
     "dag_id": "standin",
     "retry_delay": timedelta(0),
@@ -59,7 +60,7 @@ def _set_up(home: Path) -> Path:
     shutil.copy(EXAMPLE, home / "dags")
     # `dag.test()` wants its DAG in the folder; the one that runs is the test's own object.
     (home / "dags" / "standin.py").write_text(
-        "# for Airflow, which reads only files with its name in them\n"
+        "# airflow dag\n"
         "from elastic_tpu.dags.train_export_evaluate import train_export_evaluate\n"
         'dag = train_export_evaluate("spec.yaml", "standin")\n'
     )

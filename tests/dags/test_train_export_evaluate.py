@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -14,7 +15,7 @@ from elastic_tpu.platforms.base import ReleaseReport
 from elastic_tpu.platforms.local.platform import LocalPlatform
 from elastic_tpu.runs.errors import ExitCode, Infrastructure
 from elastic_tpu.runs.store.open import open_store
-from elastic_tpu.tests.dags.airflow_home import DagRun
+from elastic_tpu.tests.dags.airflow_home import EXAMPLE, ROOT, DagRun
 from elastic_tpu.tests.support import Case, Launcher, expected_state
 from elastic_tpu.tests.tools import small
 
@@ -73,6 +74,22 @@ def test_airflow_finds_the_example(airflow: Path) -> None:
     assert not bag.import_errors
     assert "train_qwen3_8b" in bag.dags
     assert bag.dags["train_qwen3_8b"].params["spec"].endswith("qwen3-8b.yaml")
+
+
+def snippets() -> list[str]:
+    """The example, and each block of Python in the documents that makes the DAG: what a user puts into a DAG folder."""
+    documents = [path.read_text() for path in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))]
+    blocks = re.findall(r"^```python\n(.*?)^```", "\n".join(documents), re.MULTILINE | re.DOTALL)
+    return [EXAMPLE.read_text(), *(block for block in blocks if "train_export_evaluate" in block)]
+
+
+def test_airflow_reads_a_file_of_each_documented_snippet(airflow: Path, tmp_path: Path) -> None:
+    from airflow.utils.file import might_contain_dag
+
+    assert len(snippets()) >= 2
+    for snippet in snippets():
+        (tmp_path / "mine.py").write_text(snippet)
+        assert might_contain_dag(str(tmp_path / "mine.py"), safe_mode=True), snippet
 
 
 def test_reserve_starts_no_run_without_a_login(airflow: Path, tmp_path: Path, gcs_bucket: str) -> None:
