@@ -2,62 +2,82 @@
 
 from __future__ import annotations
 
-import signal
 import time
 import traceback
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
-from types import FrameType
-from typing import Any
+from contextlib import suppress
 
 from ..runs import masking
-from ..runs.errors import ElasticTPUError, ExitCode, HeldByAnother, NotFound, Unreachable
+from ..runs.errors import BadInput, ElasticTPUError, ExitCode, HeldByAnother, NotFound, Unreachable
 from ..runs.judge.verdict import Verdict
 from ..runs.record import paths
 from ..runs.record.claim import read_claim
 from ..runs.record.events import EventReader
 from ..runs.record.job_progress import JobProgress, read_job_progress
 from ..runs.record.result import read_result
-from ..runs.record.run import Run
-from ..runs.record.start import this_person
+from ..runs.record.run import Run, open_run
+from ..runs.record.start import is_spec, this_person
 from ..runs.record.status import read_status
 from ..runs.spec import input_files
+from ..runs.spec.load import read_spec
 from ..runs.units import show_duration
 from ..stages.open import open_stage, start_or_open_with_login
 from ..stages.results import StageResult
 from ..stages.retry import until_answered
 from ..stages.stage import Stage, Step
-from ..stages.steps import PROVISION, RELEASE_AT_END, STEPS
+from ..stages.steps import PROVISION, RELEASE_AT_END, STEPS, TRAIN
 from .display import Display, LastingConsole, make_display, say_aside
+from .interrupts import HungUp, Stopped, ignoring_interrupts, signals_as_interrupts
 from .login import settled_to_run
-from .summary import summary
+from .summary import after_detaching, summary
 
+_LEAVES = 5.0  # seconds after a Ctrl-C in which another one stops a run that would go on by itself
 _SAVE = 120.0  # seconds that a stopped trainer gets to save before the slices are taken from it
 
 
-def follow(source: str, take_over: bool, moved: bool = False, how: type[Follower] | None = None) -> int:
+class _Detached(Exception):
+    """This process leaves the run, which goes on."""
+
+
+def follow(
+    source: str, take_over: bool, moved: bool = False, detach: bool = False, how: type[Follower] | None = None
+) -> int:
     """Drive a run to its end; returns the exit code.
 
     Args:
       source: a spec, or the directory of a run to go on with.
       take_over: take the run from another process that drives it.
       moved: the run's directory was moved here for good.
+      detach: leave as soon as training is submitted, where it goes on by itself.
       how: what drives the stages; this process by default.
     """
+    if detach:
+        _require_goes_on_alone(source)
     who = this_person()
     found = start_or_open_with_login(source, who, person=True, allow_local=True, moved=moved, tell=say_aside)
     run = settled_to_run(found)
     was_driven = read_claim(run.store) is not None
-    with _sigterm_as_interrupt(), make_display() as display:
+    with signals_as_interrupts(), make_display() as display:
         display.say(f"run {run.uri}" + (f" (going on with it: {_so_far(run)})" if was_driven else ""))
         for line in input_files.unread(run.spec.model_dump()):
             display.say(f"note: {line}")
         driver = (how or Follower)(run, who, take_over, display)
+        driver.detach = detach
         code = driver.drive()
     console = LastingConsole()
-    for line in summary(run, driver.results, code, driver.error, superseded=driver.superseded, stage=driver.failed):
+    if driver.detached:
+        lines = after_detaching(run)
+    else:
+        lines = summary(run, driver.results, code, driver.error, superseded=driver.superseded, stage=driver.failed)
+    for line in lines:
         console.tell(line)
     return code
+
+
+def _require_goes_on_alone(source: str) -> None:
+    """Before anything is started. Raises BadInput: the platform ends a run that nobody drives."""
+    spec = read_spec(source, with_inputs=False) if is_spec(source) else open_run(source).spec
+    if spec.traits.ends_unclaimed:
+        raise BadInput(f"--detach: platform {spec.platform} ends a run that nobody drives; leave it out")
 
 
 def _so_far(run: Run) -> str:
@@ -92,6 +112,7 @@ class Follower:
         self.error: str = ""
         self.superseded = False
         self.failed = ""  # name of the stage that failed
+        self.detach = self.detached = False  # whether this process is to leave once training is submitted, and has left
         self._was_trained = read_result(run) is not None
 
     def drive(self) -> int:
@@ -102,6 +123,9 @@ class Follower:
         except HeldByAnother as error:
             self.error, self.superseded = str(error), True
             return int(error.code)  # change nothing of the run, do not even release it
+        except _Detached:
+            self.detached = True
+            return 0 if self.detach else int(ExitCode.INTERRUPTED)
         except KeyboardInterrupt:
             code, self.error = int(ExitCode.INTERRUPTED), "interrupted"
         except ElasticTPUError as error:
@@ -138,17 +162,38 @@ class Follower:
         return 0, ""
 
     def follow_stage(self, stage: Stage) -> None:
-        """Submit a stage and watch it to its end; Ctrl-C cancels it."""
+        """Submit a stage and watch it to its end; Ctrl-C cancels it, or leaves it where it goes on by itself."""
+        submitted = False
         try:
             try:
                 self.failed = stage.name
                 until_answered(stage.submit, self.say)
+                submitted = self._goes_on_alone(stage)
+                if submitted and self.detach:
+                    raise _Detached
                 self._watch(stage)
             finally:
                 self._term = stage.term or self._term  # without a term nothing is released: another may drive
-        except KeyboardInterrupt:
+        except KeyboardInterrupt as interrupt:
+            if submitted and self._leaves(interrupt):
+                raise _Detached from None
             self._cancel(stage)
             raise
+
+    def _goes_on_alone(self, stage: Stage) -> bool:
+        """Whether a stage that was submitted needs no launcher."""
+        return stage.name == TRAIN.name and not self.run.spec.traits.ends_unclaimed
+
+    def _leaves(self, interrupt: KeyboardInterrupt) -> bool:
+        """Whether this process leaves training to itself; False if another Ctrl-C asks for its stop."""
+        if isinstance(interrupt, HungUp | Stopped):
+            return isinstance(interrupt, HungUp)
+        self._display.say(f"leaving in {_LEAVES:.0f} s: training goes on by itself; Ctrl-C again stops it")
+        try:
+            time.sleep(_LEAVES)
+        except KeyboardInterrupt as again:
+            return isinstance(again, HungUp)
+        return True
 
     def _watch(self, stage: Stage, until: float | None = None) -> None:
         while True:
@@ -197,7 +242,7 @@ class Follower:
             self._display.say(str(error))
 
     def _cancel_now(self, stage: Stage) -> None:
-        with _ignoring_interrupts(self._display):
+        with ignoring_interrupts(self._display):
             self._display.say("not waiting for the save: steps since the newest proven checkpoint will be done again")
             try:
                 stage.cancel(0.0, by=self.who, now=True)
@@ -205,7 +250,7 @@ class Follower:
                 self._display.say(str(error))
 
     def _give_back(self) -> None:
-        with _ignoring_interrupts(self._display):
+        with ignoring_interrupts(self._display):
             try:
                 self.results.setdefault("release", until_answered(self._release, self.say, limit=_SAVE))
             except HeldByAnother:
@@ -242,37 +287,3 @@ class Follower:
         for event in events[self._shown :]:
             self._display.event(event)
         self._shown = len(events)
-
-
-@contextmanager
-def _sigterm_as_interrupt() -> Iterator[None]:
-    """Let SIGTERM and a closed terminal (SIGHUP) end the run in order, as Ctrl-C does."""
-
-    def interrupt(signum: int, frame: FrameType | None) -> None:
-        raise KeyboardInterrupt
-
-    before: list[tuple[signal.Signals, Any]] = [
-        (number, signal.signal(number, interrupt))
-        for number in (signal.SIGTERM, signal.SIGHUP)
-        if signal.getsignal(number) is not signal.SIG_IGN  # nohup: the run must outlive its terminal
-    ]
-    try:
-        yield
-    finally:
-        for number, handler in before:
-            signal.signal(number, handler)
-
-
-@contextmanager
-def _ignoring_interrupts(display: Display) -> Iterator[None]:
-    def say(signum: int, frame: FrameType | None) -> None:
-        display.say("the slices are being given back; this is not interrupted")
-
-    before: list[tuple[signal.Signals, Any]] = [
-        (number, signal.signal(number, say)) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-    ]
-    try:
-        yield
-    finally:
-        for number, handler in before:
-            signal.signal(number, handler)

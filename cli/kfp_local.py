@@ -6,17 +6,21 @@ from contextlib import suppress
 
 from ..pipelines.local import LocalPipeline
 from ..runs.errors import Unreachable
+from ..stages.stage import Stage
 from .follow import Follower
 from .follow import follow as by_cli
 
 
-def follow(source: str, take_over: bool, moved: bool = False) -> int:
+def follow(source: str, take_over: bool, moved: bool = False, detach: bool = False) -> int:
     """Drive a run to its end; returns the exit code, the same as without a pipeline."""
-    return by_cli(source, take_over, moved, PipelineFollower)
+    return by_cli(source, take_over, moved, how=PipelineFollower)
 
 
 class PipelineFollower(Follower):
     """Follows one stage that is the whole pipeline; Ctrl-C, errors and release are handled as without a pipeline."""
+
+    def _goes_on_alone(self, stage: Stage) -> bool:
+        return False  # the pipeline is a process of this one
 
     def do_stages(self) -> None:
         """Run the pipeline to its end. Raises the error of the first step that fails."""

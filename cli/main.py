@@ -178,17 +178,23 @@ def run(
     moved: Annotated[
         bool, typer.Option("--moved", help="The run's directory was moved here for good: go on with it here.")
     ] = False,
+    detach: Annotated[
+        bool, typer.Option("--detach", help="Leave once training is submitted; only where it goes on by itself (GKE).")
+    ] = False,
 ) -> int:
     """Provision, train, release, export and evaluate; follow to the end.
 
     Safe to repeat: what is complete is not done again, what still runs is adopted. Ctrl-C stops training with a saved
-    checkpoint and gives the slices back; Ctrl-C again does not wait for the save.
+    checkpoint and gives the slices back; Ctrl-C again does not wait for the save. On GKE training goes on by itself:
+    there the first Ctrl-C, or a closed terminal, leaves it, and a second Ctrl-C within 5 s stops it.
     """
     if via is Via.kfp_local:
+        if detach:
+            raise BadInput("--detach: a pipeline of kfp.local is a process of this one; leave out --via or --detach")
         from .kfp_local import follow
     else:
         from .follow import follow
-    return follow(spec, take_over, moved)
+    return follow(spec, take_over, moved, detach)
 
 
 @app.command(rich_help_panel=_LOOK, epilog="Example:  elastic-tpu status runs-demo/my-run --watch")

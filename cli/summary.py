@@ -69,6 +69,19 @@ def summary(
     return lines
 
 
+def after_detaching(run: Run) -> list[str]:
+    """What to do with a run that this process has left."""
+    uri = shlex.quote(run.uri)
+    return [
+        "",
+        f"run            {run.uri}",
+        "left           training goes on by itself and frees the slices at its end; attach to export and evaluate",
+        f"attach         elastic-tpu run {uri}",
+        f"look           elastic-tpu status --watch {uri}",
+        f"stop           elastic-tpu release {uri}",
+    ]
+
+
 def _evaluation(run: Run) -> list[str]:
     try:
         evaluation, _ = evaluation_of(run)

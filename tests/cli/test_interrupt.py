@@ -169,3 +169,11 @@ def test_release_of_a_live_run_stops_it_and_the_launcher_ends(make_case: MakeCas
         again = command("release", case.uri)
         assert again.returncode == 0
         assert "nothing was held" in again.stdout
+
+
+def test_a_run_that_ends_with_its_launcher_is_not_detached(make_case: MakeCase) -> None:
+    case = make_case()
+    done = command("run", "--detach", str(case.spec))
+    assert done.returncode == ExitCode.BAD_INPUT
+    assert "--detach: platform local ends a run that nobody drives" in done.stderr
+    assert not case.output.exists()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
@@ -94,6 +95,8 @@ def test_ctrl_c_saves_and_gives_the_slices_back(case: ClusterCase) -> None:
         case.wait_for_step(14)
         launcher.says("training")
         launcher.interrupt()
+        launcher.says("Ctrl-C again stops it")
+        launcher.interrupt()
         assert launcher.wait() == ExitCode.INTERRUPTED, launcher.output
         case.nothing_left()
         assert case.status is not None
@@ -103,6 +106,27 @@ def test_ctrl_c_saves_and_gives_the_slices_back(case: ClusterCase) -> None:
         case.go_on()
         with Launcher(case, "run", case.uri, log="again") as again:
             assert again.wait() == 0, again.output
+        case.nothing_left()
+
+
+@pytest.mark.parametrize("how", ["Ctrl-C", "a closed terminal", "--detach"])
+def test_training_outlives_a_launcher_that_leaves(case: ClusterCase, how: str) -> None:
+    case.hold_at(15)
+    more = ["--detach"] if how == "--detach" else []
+    with case.hardware(), Launcher(case, "run", *more, str(case.spec)) as launcher:
+        if how != "--detach":
+            case.wait_for_step(14)
+            launcher.process.send_signal(signal.SIGINT if how == "Ctrl-C" else signal.SIGHUP)
+        assert launcher.wait() == (0 if how == "--detach" else ExitCode.INTERRUPTED), launcher.output
+        assert f"attach         elastic-tpu run {case.uri}" in launcher.output
+        case.wait_for_step(14)
+        assert case.jobset is not None
+        case.go_on()
+        with Launcher(case, "run", case.uri, log="again") as again:
+            assert again.wait() == 0, again.output
+        result = case.record("result.json")
+        assert result is not None
+        assert result["attempts"] == 1
         case.nothing_left()
 
 
