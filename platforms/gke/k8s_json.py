@@ -20,8 +20,12 @@ LONG_AGO = datetime(1970, 1, 1, tzinfo=UTC)  # stands for a time that the object
 
 
 def parse_time(text: object) -> datetime | None:
-    """A timestamp of the API server (RFC 3339); None if the field is missing or empty."""
-    return datetime.fromisoformat(text) if isinstance(text, str) and text else None
+    """A timestamp of the API server (RFC 3339); None if the field is missing, empty or no time."""
+    try:
+        when = datetime.fromisoformat(text) if isinstance(text, str) else None
+    except ValueError:  # what some controller wrote must not end a look at the run
+        return None
+    return when.replace(tzinfo=UTC) if when is not None and when.tzinfo is None else when
 
 
 def name_of(found: Json) -> str:

@@ -19,7 +19,7 @@ from ....runs.errors import BadInput, NotFound, Unreachable
 from ..k8s_json import Json
 from ..names import RUN_ID
 from .connection import PAUSES, RETRIES, TIMEOUT, Call, Connection, RefusedForNow
-from .errors import ListingExpired, Operation
+from .errors import ADDRESS_CURE, ListingExpired, Operation
 from .preflight import JOBSET_GROUP, Rule
 
 _PAGE = 250  # objects a page of a listing: 5 MB of JobSets, ten times that once parsed
@@ -187,12 +187,12 @@ class Cluster:
     def _create(self, resource: str, manifest: Json) -> Json:
         operation = Operation("create", resource, self.namespace, manifest["metadata"]["name"])
         query = {"fieldValidation": "Strict", "fieldManager": "elastic-tpu"}
-        return self._connection.json(Call("POST", self._path(resource), operation, query, manifest))
+        return _one(self._connection.json(Call("POST", self._path(resource), operation, query, manifest)), operation)
 
     def _get(self, resource: str, name: str) -> Json | None:
         operation = Operation("get", resource, self.namespace, name)
         try:
-            return self._connection.json(Call("GET", self._path(resource, name), operation))
+            return _one(self._connection.json(Call("GET", self._path(resource, name), operation)), operation)
         except NotFound:
             return None
 
@@ -213,7 +213,10 @@ class Cluster:
                 while True:
                     page_query = {**query, "limit": _PAGE, **({"continue": rest} if rest else {})}
                     page = self._connection.json(Call("GET", self._path(resource), operation, page_query))
-                    found = page.get("items") or []
+                    found = page.get("items")
+                    if found is None and not str(page["kind"]).endswith("List"):
+                        raise Unreachable(_not_asked_for(page, operation))
+                    found = found or []
                     items += [keep(item) for item in found] if keep else found
                     rest = page.get("metadata", {}).get("continue", "")
                     if not rest:
@@ -228,6 +231,17 @@ class Cluster:
         base = f"/apis/{group}/{version}" if group else f"/api/{version}"
         path = f"{base}/namespaces/{quote(self.namespace, safe='')}/{plural}"
         return f"{path}/{quote(name, safe='')}" if name else path
+
+
+def _one(found: Json, operation: Operation) -> Json:
+    """What was asked for, if it is an object: something in between may answer with another thing."""
+    if found["kind"] == "Status" or str(found["kind"]).endswith("List"):
+        raise Unreachable(_not_asked_for(found, operation))
+    return found
+
+
+def _not_asked_for(found: Json, operation: Operation) -> str:
+    return f"what answered sent another thing ({found['kind']}); asked to {operation}; {ADDRESS_CURE}"
 
 
 def _delete_options(uid: str | None, foreground: bool = False) -> Json:

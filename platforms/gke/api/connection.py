@@ -62,7 +62,7 @@ RETRIES = Retries(
     allowed_methods=("GET", "DELETE"),
     backoff_factor=0.5,  # 0.5, 1, 2, 4 seconds
     backoff_jitter=0.5,
-    retry_after_max=30,
+    retry_after_max=5,  # a look waits for a server that says `Retry-After: 3600`, and the next look asks again
     raise_on_status=False,
 )
 
@@ -178,6 +178,9 @@ class Connection:
         for_now = has_read if is_read else right in self._allowed and is_missing_right(status, body)
         if status == 403 and for_now and isinstance(error, BadInput):
             raise RefusedForNow(f"this login was served before and is refused now: {error}") from error
+        if status == 404 and right in self._allowed and isinstance(error, BadInput):
+            # The kind was served before: its definition is being replaced, or something in between answered.
+            raise Unreachable(f"this cluster served that before: {error}") from error
         raise error
 
     def _send_logged_in(self, call: Call) -> tuple[int, bytes]:

@@ -76,7 +76,8 @@ def error_of(status: int, body: bytes, operation: Operation, login: str = "") ->
     if is_refused_login(status, body):
         # The state of the run is unknown; a new login will tell.
         refused = f"the cluster does not accept these credentials ({said or 'Unauthorized'})"
-        return Unreachable(f"{refused}; {login or _LOGIN}")
+        gone = f"an account of namespace {operation.namespace} is gone if that was deleted"
+        return Unreachable(f"{refused}; {login or _LOGIN}; {gone}")
     if status == 403:
         return _forbidden(said, operation)
     if status == 404:

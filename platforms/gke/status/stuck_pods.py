@@ -114,9 +114,7 @@ def lacking(pods: Sequence[Json]) -> list[str]:
         waiting = [((pod.get("spec") or {}).get("nodeSelector") or {}).get(POOL) for pod in of_slice if _waits(pod)]
         if len(waiting) < len(of_slice) and any(waiting):
             few = f"lacks a node for {len(waiting)} of {len(of_slice)} pods"
-            found.append(
-                f"slice {index}: node pool {next(filter(None, waiting))} {few}; repair it, or cordon its nodes"
-            )
+            found.append(f"slice {index}: node pool {next(filter(None, waiting))} {few}")
     return found
 
 

@@ -237,10 +237,10 @@ def test_a_create_that_may_have_been_carried_out_is_not_repeated(
 
 
 def test_a_create_that_was_only_put_off_is_repeated_when_the_server_says(api: ScriptedApi, cluster: Cluster) -> None:
-    put_off = Answer({}, 429, {"Retry-After": "7"})
+    put_off = Answer({}, 429, {"Retry-After": "3"})
     api.answers = [put_off, Answer({}, 429, {"Retry-After": "86400"}), Answer(MANIFEST)]
     assert create(cluster)
-    assert WAITED == [7, 30], "not a day"
+    assert WAITED == [3, 5], "not a day"
 
 
 @pytest.mark.parametrize("code", [429, 503])
@@ -476,6 +476,27 @@ def test_the_question_may_be_repeated(api: ScriptedApi, cluster: Cluster) -> Non
         Answer({"kind": "SelfSubjectAccessReview", "status": {"allowed": True}}),
     ]
     assert cluster.denied([Rule("list", "", "pods")]) == []
+
+
+@pytest.mark.parametrize("kind", ["Status", "JobSetList"])
+def test_an_answer_of_another_kind_is_unknown(api: ScriptedApi, cluster: Cluster, kind: str) -> None:
+    api.answers = [Answer({"kind": kind, "metadata": {}, "items": []})]
+    with pytest.raises(Unreachable, match=f"sent another thing \\({kind}\\)"):
+        cluster.get_jobset("x")
+    api.answers = [Answer({"kind": "JobSet", "metadata": {"name": "x"}})]
+    with pytest.raises(Unreachable, match="sent another thing"):
+        cluster.list_jobsets()
+
+
+def test_a_kind_that_was_served_before_and_is_unknown_now_is_no_absence(api: ScriptedApi, cluster: Cluster) -> None:
+    api.answers = [Answer(b"404 page not found", 404)]
+    with pytest.raises(BadInput, match="install JobSet"):
+        cluster.get_jobset("x")
+    api.answers = [Answer({"kind": "JobSet", "metadata": {"name": "x"}})]
+    assert cluster.get_jobset("x")
+    api.answers = [Answer(b"404 page not found", 404)]
+    with pytest.raises(Unreachable, match="served that before"):
+        cluster.get_jobset("x")
 
 
 def test_whether_a_service_account_is_there(api: ScriptedApi, cluster: Cluster) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from elastic_tpu.platforms.base import SliceState
+from elastic_tpu.platforms.gke import k8s_json
 from elastic_tpu.platforms.gke.api.observer import trim
 from elastic_tpu.platforms.gke.status.state import is_over, look, look_job, needs_detail
 from elastic_tpu.platforms.gke.status.stuck_pods import stuck, stuck_head
@@ -567,3 +568,8 @@ def test_the_last_pod_of_a_job_counts() -> None:
     assert len(moment.pods) == 2  # the first one exited 64
     moment.pods.reverse()
     assert moment.look_job().exit_code == 70
+
+
+def test_a_time_that_is_none_is_no_time_and_no_error() -> None:
+    assert k8s_json.parse_time("yesterday") is None
+    assert k8s_json.parse_time("2026-01-31T12:00:00") == datetime(2026, 1, 31, 12, tzinfo=UTC)
