@@ -59,6 +59,7 @@ def run_step(
     model: Any = None,
     metrics: Any = None,
     report: Any = None,
+    model_uri: str = "",
 ) -> None:
     """Drive a stage to its end, as the body of a component.
 
@@ -67,6 +68,7 @@ def run_step(
       run, holder: the component's two parameters (docs/contracts.md 2).
       last: of a release: see `SliceStep.last`.
       model, metrics, report: the output artifacts that the component has: `dsl.Model`, `dsl.Metrics`, `dsl.HTML`.
+      model_uri: path of the file of the output parameter of that name, if the component has it.
 
     Raises:
       SystemExit: the step failed; the code is an `ExitCode`.
@@ -76,6 +78,8 @@ def run_step(
         file = NoteFile(name)
         try:
             uri, result = _drive(step, run, holder)
+            if model_uri:  # always written: a launcher fails a step that leaves an output parameter out
+                Path(model_uri).write_text(result.values.get("model", ""), encoding="utf-8")
             try:
                 until_answered(lambda: _describe(uri, result, model, metrics, report), say)
             except Unreachable as error:

@@ -37,8 +37,8 @@ def readme(name: str) -> str:
     made, about = component(name), metadata(name)
     spec = made.component_spec
     said = {entry.arg_name: entry.description for entry in docstring_parser.parse(made.python_func.__doc__).params}
-    inputs = {key: (_TYPES[value.type], said[key]) for key, value in spec.inputs.items()}
-    outputs = {key: (value.type.partition("@")[0], said[key]) for key, value in (spec.outputs or {}).items()}
+    inputs = {key: (_type(value.type), said[key]) for key, value in spec.inputs.items()}
+    outputs = {key: (_type(value.type), said[key]) for key, value in (spec.outputs or {}).items()}
     lines = [
         f"# {name}",
         "",
@@ -77,6 +77,11 @@ _BEHAVIOUR = {
     "cancel": "Told to end",
     "failure": "When it fails",
 }
+
+
+def _type(kfp_type: str) -> str:
+    """A parameter's type as Python's, an artifact's without its version."""
+    return _TYPES.get(kfp_type) or kfp_type.partition("@")[0]
 
 
 def _table(title: str, rows: Mapping[str, tuple[str, str | None]]) -> list[str]:

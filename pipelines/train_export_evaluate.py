@@ -1,6 +1,7 @@
 """The pipeline: provision, train, release, export, evaluate; and release again at its end, whatever happened.
 
     run spec -> provision -> train -> release -> export -> evaluate        (exit: release)
+                                                      -> model             (an importer; not in kfp.local)
 
 Every task takes `run` (URI of the run directory, or of the spec) and `holder`, which is the same for all tasks of one
 pipeline run. On a cluster the holder is the pipeline job's id. Backends fill in that placeholder only where it is a
@@ -33,7 +34,7 @@ def for_backend(image: str = IMAGE) -> Any:
 
     @dsl.pipeline(name=NAME, description=DESCRIPTION)  # type: ignore[untyped-decorator]
     def pipeline(run: str) -> None:
-        _tasks(run, dsl.PIPELINE_JOB_ID_PLACEHOLDER, image)
+        _tasks(run, dsl.PIPELINE_JOB_ID_PLACEHOLDER, image, imports_model=True)
 
     return pipeline
 
@@ -43,12 +44,13 @@ def for_this_machine() -> Any:
 
     @dsl.pipeline(name=NAME, description=DESCRIPTION)  # type: ignore[untyped-decorator]
     def pipeline(run: str, holder: str) -> None:
-        _tasks(run, holder, IMAGE)
+        # kfp.local resolves no condition on a task beside it, and shows no artifacts.
+        _tasks(run, holder, IMAGE, imports_model=False)
 
     return pipeline
 
 
-def _tasks(run: str, holder: str, image: str) -> None:
+def _tasks(run: str, holder: str, image: str, *, imports_model: bool) -> None:
     def task(component: Any, name: str, after: Any = None, **inputs: Any) -> Any:
         made = component(run=run, holder=holder, **inputs).set_caching_options(False).set_container_image(image)
         made.set_display_name(name)
@@ -61,3 +63,8 @@ def _tasks(run: str, holder: str, image: str) -> None:
         release = task(release_slices, "release", train)
         export = task(export_checkpoint, "export", release)
         task(evaluate_checkpoint, "evaluate", export)
+        if imports_model:
+            with dsl.If(export.outputs["model_uri"] != "", name="exported"):
+                # The export's own artifact must lie inside the pipeline root; the model stays in the run directory.
+                model = dsl.importer(export.outputs["model_uri"], dsl.Model)
+                model.set_caching_options(False).set_display_name("model")

@@ -7,7 +7,12 @@ with kfp_needed():
 
 
 @dsl.component(base_image=IMAGE, install_kfp_package=False)  # type: ignore[untyped-decorator]
-def export_checkpoint(run: str, holder: str, model: dsl.Output[dsl.Model]) -> None:
+def export_checkpoint(
+    run: str,
+    holder: str,
+    model: dsl.Output[dsl.Model],
+    model_uri: dsl.OutputPath(str),  # type: ignore[valid-type]
+) -> None:
     """Export the final, proven checkpoint to a Hugging Face directory. Needs only CPU.
 
     Args:
@@ -15,7 +20,9 @@ def export_checkpoint(run: str, holder: str, model: dsl.Output[dsl.Model]) -> No
       holder: Who drives the run, the same for every task of one pipeline run: `dsl.PIPELINE_JOB_ID_PLACEHOLDER`.
       model: Which model was exported: its metadata has the URI of the Hugging Face directory (`model`), step, digests
         and spec hash. The artifact holds no file: the model stays in the run directory.
+      model_uri: URI of the Hugging Face directory, for `dsl.importer`, which makes an artifact of that URI; empty where
+        the spec has `export: false`.
     """
     from elastic_tpu.components.kfp import run_step
 
-    run_step("export", run, holder, model=model)
+    run_step("export", run, holder, model=model, model_uri=model_uri)

@@ -30,25 +30,31 @@ def refusal(uri: str) -> str:
     return "" if uri.removeprefix(ROOT).strip("/") else f"URI {uri!r} has an empty key"
 
 
-def executed(component: Any, run: str, output: Path) -> dict[str, Any]:
-    """Run a component in kfp's executor; its output artifacts by name, as the launcher merges them."""
+def executed(component: Any, run: str, output: Path) -> tuple[dict[str, Any], dict[str, str]]:
+    """Run a component in kfp's executor; its output artifacts by name, as the launcher merges them, and parameters."""
     from kfp.dsl import executor  # importing kfp takes seconds
 
-    spec = component.component_spec
+    outputs = (component.component_spec.outputs or {}).items()
+    plain = [name for name, value in outputs if not value.type.startswith("system.")]
+    parameters = {name: output.with_suffix(f".{name}") for name in plain}
     artifacts = {
         name: {"name": name, "type": {"schemaTitle": value.type.partition("@")[0]}, "uri": f"{ROOT}/{name}"}
-        for name, value in (spec.outputs or {}).items()
+        for name, value in outputs
+        if name not in parameters
     }
     given = {
         "inputs": {"parameterValues": {"run": run, "holder": "pipeline/1"}},
         "outputs": {
             "artifacts": {name: {"artifacts": [{**made, "metadata": {}}]} for name, made in artifacts.items()},
+            "parameters": {name: {"outputFile": str(path)} for name, path in parameters.items()},
             "outputFile": str(output),
         },
     }
     executor.Executor(executor_input=given, function_to_execute=component.python_func).execute()
     written = json.loads(output.read_text()).get("artifacts", {}) if output.exists() else {}
-    return {name: {**made, **(written.get(name, {}).get("artifacts") or [{}])[0]} for name, made in artifacts.items()}
+    found = {name: {**made, **(written.get(name, {}).get("artifacts") or [{}])[0]} for name, made in artifacts.items()}
+    # The launcher fails a step without the file of an output parameter.
+    return found, {name: path.read_text() for name, path in parameters.items()}
 
 
 @pytest.mark.parametrize(
@@ -81,10 +87,26 @@ def test_the_launcher_takes_every_artifact_of_a_pipeline(
         train={"steps": 5},
         checkpoint={"every": 5},
     )
-    made = {}
+    made: dict[str, Any] = {}
+    parameters: dict[str, str] = {}
     for name in describe.NAMES:
-        made |= executed(describe.component(name), str(case.spec), tmp_path / f"{name}.json")
+        artifacts, texts = executed(describe.component(name), str(case.spec), tmp_path / f"{name}.json")
+        made, parameters = made | artifacts, parameters | texts
         assert {key: why for key, value in made.items() if (why := refusal(value["uri"]))} == {}
     assert made["model"]["metadata"]["model"] == f"{output}/r/export/4"
+    assert parameters == {"model_uri": f"{output}/r/export/4"}  # the pipeline's importer makes the artifact of it
     assert set(made) == {"model", "metrics", "report"}
     assert Path(f"{tmp_path}/minio", made["report"]["uri"].removeprefix("minio://")).stat().st_size > 1000
+
+
+def test_an_export_that_the_spec_leaves_out_has_no_model(
+    make_case: Callable[..., Case], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kfp.dsl.types.artifact_types._MINIO_LOCAL_MOUNT_PREFIX", f"{tmp_path}/minio/")
+    monkeypatch.setenv(ALLOW_LOCAL, "1")
+    case = make_case(train={"steps": 5}, checkpoint={"every": 5})
+    for name in ("provision_slices", "train_elastic", "release_slices"):
+        executed(describe.component(name), str(case.spec), tmp_path / f"{name}.json")
+    made, parameters = executed(describe.component("export_checkpoint"), str(case.spec), tmp_path / "export.json")
+    assert parameters == {"model_uri": ""}
+    assert "model" not in made["model"].get("metadata", {})

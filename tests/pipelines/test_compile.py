@@ -29,10 +29,15 @@ def compiled(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
 
 
 def tasks(document: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """Every task by its display name, the exit task included."""
-    (group,) = (c["dag"]["tasks"] for c in document["components"].values() if "dag" in c)
-    root = {k: v for k, v in document["root"]["dag"]["tasks"].items() if "exit-handler" not in k}
-    return {task["taskInfo"]["name"]: task for task in [*group.values(), *root.values()]}
+    """Every task that runs our image, by its display name, the exit task included."""
+    found = {task["taskInfo"]["name"]: task for task in every_task(document)}
+    return {name: task for name, task in found.items() if name in {*ORDER, "release-at-the-end"}}
+
+
+def every_task(document: dict[str, Any]) -> list[dict[str, Any]]:
+    """Every task and every group of tasks."""
+    groups = [document["root"], *(c for c in document["components"].values() if "dag" in c)]
+    return [task for group in groups for task in group["dag"]["tasks"].values()]
 
 
 def test_every_task_gets_the_run_and_the_holder_in_a_form_that_backends_resolve(compiled: dict[str, Any]) -> None:
@@ -47,6 +52,22 @@ def test_every_task_gets_the_run_and_the_holder_in_a_form_that_backends_resolve(
         assert inputs["run"]["componentInputParameter"] in ("run", "pipelinechannel--run")
     (handler,) = (t for k, t in compiled["root"]["dag"]["tasks"].items() if "exit-handler" in k)
     assert handler["inputs"]["parameters"] == {"pipelinechannel--run": {"componentInputParameter": "run"}}
+
+
+def test_the_model_is_an_artifact_with_the_uri_that_the_export_gave(compiled: dict[str, Any]) -> None:
+    # An artifact of the step itself must lie inside the pipeline root; an importer takes the URI of a run directory.
+    (importer,) = (e["importer"] for e in compiled["deploymentSpec"]["executors"].values() if "importer" in e)
+    assert importer["artifactUri"] == {"runtimeParameter": "uri"}
+    assert importer["typeSchema"]["schemaTitle"] == "system.Model"
+    (model,) = (task for task in every_task(compiled) if task["taskInfo"]["name"] == "model")
+    channel = "pipelinechannel--export-checkpoint-model_uri"
+    assert model["inputs"]["parameters"] == {"uri": {"componentInputParameter": channel}}
+    (group,) = (task for task in every_task(compiled) if "condition" in task.get("triggerPolicy", {}))
+    assert group["inputs"]["parameters"][channel] == {
+        "taskOutputParameter": {"outputParameterKey": "model_uri", "producerTask": "export-checkpoint"}
+    }
+    # Without an export there is no model: an importer of an empty URI fails.
+    assert group["triggerPolicy"]["condition"] == f"inputs.parameter_values['{channel}'] != ''"
 
 
 def test_nothing_else_is_left_to_resolve(compiled: dict[str, Any]) -> None:
@@ -72,12 +93,12 @@ def test_tasks_are_in_order_and_the_exit_task_runs_whatever_happened(compiled: d
 
 
 def test_caching_is_off_for_every_task(compiled: dict[str, Any]) -> None:
-    for task in tasks(compiled).values():
-        assert not task["cachingOptions"].get("enableCache", False)
+    for task in every_task(compiled):
+        assert not task.get("cachingOptions", {}).get("enableCache", False)
 
 
 def test_the_image_is_the_one_that_was_given(compiled: dict[str, Any]) -> None:
-    executors = compiled["deploymentSpec"]["executors"].values()
+    executors = [e for e in compiled["deploymentSpec"]["executors"].values() if "container" in e]
     assert {executor["container"]["image"] for executor in executors} == {REGISTRY}
     for executor in executors:
         assert "pip install" not in " ".join(executor["container"]["command"])

@@ -79,6 +79,8 @@ def test_a_pipeline_loses_a_slice_and_completes(make_case: MakeCase) -> None:
     model = made["export-checkpoint"]["model"]
     assert model["metadata"]["model"] == f"{case.uri}/export/199"
     assert (model["metadata"]["step"], model["metadata"]["export_digest"]) == (199, manifest["export_digest"])
+    (uri,) = (case.output / ".kfp" / case.name).glob("*/artifacts/*/export-checkpoint/model_uri")
+    assert uri.read_text() == f"{case.uri}/export/199"
     trained, evaluated = (
         made["train-elastic"]["metrics"]["metadata"],
         made["evaluate-checkpoint"]["metrics"]["metadata"],
