@@ -15,11 +15,11 @@ import socket
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
-from pathlib import Path
+from dataclasses import dataclass
 from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from .. import __version__
 from ..runs import masking
@@ -32,10 +32,9 @@ from ..stages.results import StageResult
 from ..stages.retry import until_answered
 from ..stages.stage import Stage, Step
 from ..stages.steps import PROVISION, RELEASE, RELEASE_AT_END, STEPS, TRAIN
+from .step_end import why
 from .step_files import INSTANCE, SPEC_HASH, TAKE_OVER, Note, NoteFile
-
-if TYPE_CHECKING:
-    from ..runs.record.run import Run
+from .step_outputs import fill, write_model_uri
 
 IMAGE = f"elastic-tpu:{__version__}"
 """The default image of every component: this version of the package, with its `kfp` extra."""
@@ -75,13 +74,13 @@ def run_step(
     """
     step = RELEASE_AT_END if last else STEPS[name]
     with _signals():
-        file = NoteFile(name)
+        file, seen = NoteFile(name), _Seen()
         try:
-            uri, result = _drive(step, run, holder)
-            if model_uri:  # always written: a launcher fails a step that leaves an output parameter out
-                Path(model_uri).write_text(result.values.get("model", ""), encoding="utf-8")
+            result = _drive(step, run, holder, seen)
+            if model_uri:
+                write_model_uri(model_uri, result)
             try:
-                until_answered(lambda: _describe(uri, result, model, metrics, report), say)
+                until_answered(lambda: fill(seen.uri, result, model, metrics, report, say), say)
             except Unreachable as error:
                 say(f"warning: the artifacts are not filled: {error}")  # the stage is complete all the same
             note = Note(name, 0, "", result.summary, result.values)
@@ -93,10 +92,25 @@ def run_step(
             say(masking.mask(traceback.format_exc()))
             note = Note(name, int(ExitCode.BUG), masking.mask(f"a bug of elastic-tpu: {type(error).__name__}: {error}"))
         file.write(note)
-    what = "" if ExitCode.of(note.code).outcome in ("complete", "cancelled") else "error: "  # a stop is none
-    say(f"{name}: {what}{note.reason or note.summary}")
-    if note.code:
-        raise SystemExit(note.code)
+        if note.code:
+            for line in why(name, ExitCode.of(note.code), note.reason, seen.uri or _run_named(run), run):
+                say(line)
+            raise SystemExit(note.code)
+    say(f"{name}: {note.summary}")
+
+
+@dataclass
+class _Seen:
+    """What a step has found so far."""
+
+    uri: str | None = None
+
+
+def _run_named(source: str) -> str:
+    """The URI of the run directory that the parameter `run` is; empty if it is a spec."""
+    from ..runs.record.start import is_spec
+
+    return "" if is_spec(source) else source
 
 
 def kfp_needed() -> AbstractContextManager[None]:
@@ -110,13 +124,14 @@ def say(text: str) -> None:
     sys.stdout.flush()
 
 
-def _drive(step: Step, run: str, holder: str) -> tuple[str | None, StageResult]:
-    """Run the stage to its end; returns the run's URI and the result. A release is tried several times."""
+def _drive(step: Step, run: str, holder: str, seen: _Seen) -> StageResult:
+    """Run the stage to its end; returns its result. A release is tried several times."""
     from tenacity import RetryCallState, Retrying, retry_if_exception_type, stop_after_attempt, wait_exponential
 
-    def once() -> tuple[str | None, StageResult]:
+    def once() -> StageResult:
         stage = until_answered(lambda: _open(step, run, holder), say)
-        return stage.uri, follow(stage, progress=lambda: _progress(stage))
+        seen.uri = stage.uri
+        return follow(stage, progress=lambda: _progress(stage))
 
     def tell(state: RetryCallState) -> None:
         say(f"{step.name}: {state.outcome.exception() if state.outcome else ''}; trying again")
@@ -228,66 +243,6 @@ def _progress(stage: Stage) -> str:
     loss = "" if status.loss is None else f", loss {status.loss:.3f}"
     slices = f", {status.slices.active} of {status.slices.wanted} slices" if status.slices.wanted else ""
     return f"step {max(status.step, 0)} of {status.steps}{loss}{slices}"
-
-
-# -- artifacts ----------------------------------------------------------------------------------------------------
-
-
-def _describe(uri: str | None, result: StageResult, model: Any, metrics: Any, report: Any) -> None:
-    """Fill the artifacts of a step; those of a stage that the spec switches off stay empty."""
-    from ..runs.record.run import open_run
-
-    artifacts = [artifact for artifact in (model, metrics, report) if artifact is not None]
-    if uri is None or not artifacts:
-        return
-    opened = open_run(uri)
-    for artifact in artifacts:
-        artifact.metadata.update(_identity(opened, result))
-    if model is not None and "model" in result.values:
-        # Not model.uri: the launcher fails a step whose artifact lies outside the pipeline root, as the run does.
-        model.metadata["model"] = result.values["model"]
-    if metrics is not None:
-        for name, value in _numbers(result).items():
-            metrics.log_metric(name, value)
-    if report is not None:
-        _copy_report(opened, report)
-
-
-def _identity(run: Run, result: StageResult) -> dict[str, Any]:
-    """Metadata that says what an artifact belongs to: run, spec hash, step, digests of checkpoint and export."""
-    from ..runs.record.published import export_of
-
-    found: dict[str, Any] = {"run": run.uri, "spec_hash": run.spec_hash, "summary": result.summary}
-    if result.stage == "train":
-        found |= {"step": result.values["final_step"], "proof_digest": result.values["proof_digest"]}
-        return found | {"checkpoint": result.values["checkpoint"]}
-    manifest = export_of(run)[0] if result.values else None
-    return found | {key: manifest[key] for key in ("step", "proof_digest", "export_digest") if manifest}
-
-
-def _numbers(result: StageResult) -> dict[str, float]:
-    """The numbers of a result by dotted name: ``heldout.loss``, ``goodput``, ``seconds_by_kind.recovery``."""
-    found: dict[str, float] = {}
-
-    def walk(name: str, value: Any) -> None:
-        if isinstance(value, Mapping):
-            for key, inner in value.items():
-                walk(f"{name}.{key}" if name else str(key), inner)
-        elif isinstance(value, (int, float)):
-            found[name] = value
-
-    walk("", result.values.get("metrics", result.values))
-    return found
-
-
-def _copy_report(run: Run, report: Any) -> None:
-    """Copy the run's report.html as it is now into the artifact."""
-    from ..runs.errors import NotFound
-
-    try:
-        Path(report.path).write_bytes(run.store.read("report.html").data)
-    except NotFound:
-        say("there is no report.html yet")
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""Durations and sizes as text: the one place that reads and writes them. Standard library only.
+"""Durations, sizes and long texts, for people: the one place that reads and writes them. Standard library only.
 
 A duration that a spec holds is written exactly and can be read again (``20m``); one that was measured is rounded for
 people (``19 min 58 s``).
@@ -16,6 +16,7 @@ _UNITS = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}  # i
 _NUMBER = r"[0-9]{1,20}(?:\.[0-9]{1,20})?"
 _SECONDS = re.compile(rf"\s*({_NUMBER})\s*")
 _PARTS = re.compile(r"\s*" + "".join(rf"(?:({_NUMBER})\s*{unit}\s*)?" for unit in reversed(_UNITS)))
+_LONGEST_TEXT = 600  # characters: a change that the Kubernetes API refuses prints the whole object
 _LONGEST = 36500 * 86400.0
 
 _SHOWN = ((86400, "d"), (3600, "h"), (60, "min"), (1, "s"))
@@ -91,3 +92,12 @@ def show_size(count: float) -> str:
 def counted(number: int, noun: str) -> str:
     """A number with its noun: ``1 VM``, ``4 VMs``."""
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def without_middle(text: str, longest: int = _LONGEST_TEXT) -> str:
+    """The text as one line of at most `longest` characters; cut in the middle, since a refusal ends with its reason."""
+    text = " ".join(text.split())
+    if len(text) <= longest:
+        return text
+    head = longest * 2 // 3
+    return f"{text[:head]} [...] {text[head - longest :]}"

@@ -17,14 +17,18 @@ from elastic_tpu import __version__
 from elastic_tpu.components import kfp as adapter
 from elastic_tpu.pipelines import describe
 from elastic_tpu.runs.errors import (
+    BadInput,
     ElasticTPUError,
     EndedOnRequest,
     ExitCode,
     HeldByAnother,
     Infrastructure,
+    Problem,
     Unreachable,
 )
 from elastic_tpu.runs.judge.verdict import Verdict
+from elastic_tpu.runs.record.run import create_run
+from elastic_tpu.runs.spec.load import read_spec
 from elastic_tpu.stages.allowed import ALLOW_LOCAL
 from elastic_tpu.tests.fakes.stage import ScriptedStage
 from elastic_tpu.tests.support import Case, Launcher, expected_state, lives, until
@@ -112,6 +116,45 @@ def test_a_step_ends_with_the_exit_code_of_its_error(
     assert ended == code
     assert ("error: " in capsys.readouterr().out) == (code not in (0, 76))  # a stop is none
     assert signal.getsignal(signal.SIGTERM) is before
+
+
+def last_line(capsys: pytest.CaptureFixture[str]) -> str:
+    """The last line of the log, without its time."""
+    return capsys.readouterr().out.splitlines()[-1].partition("  ")[2]
+
+
+def test_the_last_line_of_a_step_that_fails_says_it_all(
+    make_case: MakeCase, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = create_run(read_spec(str(make_case().spec)))
+    error = BadInput([Problem("gke.namespace", "team", "none"), Problem("gke.ttl", "x", "wrong")])
+    stage = ScriptedStage()
+    stage.uri = run.uri
+    monkeypatch.setattr(adapter, "open_stage", lambda *_, **__: stage)
+    for report in ("", f"; report {run.uri}/report.html"):
+        if report:
+            run.store.create("report.html", b"a page")
+        stage.looks = [error]
+        with pytest.raises(SystemExit, match="64"):
+            adapter.run_step("train", "gs://acme/spec.yaml", "job-1")
+        assert last_line(capsys) == (
+            "train: error: exit code 64 (bad spec or input): gke.namespace: 'team', none; gke.ttl: 'x', wrong; "
+            f"run {run.uri}{report}"
+        )
+
+
+def test_a_long_reason_is_shortened_in_the_last_line_and_stands_whole_above_it(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    reason = f"begin {'x' * 3000} end"
+    monkeypatch.setattr(adapter, "open_stage", lambda *_, **__: ScriptedStage(ElasticTPUError(reason)))
+    with pytest.raises(SystemExit):
+        adapter.run_step("train", "gs://acme/spec.yaml", "job-1")
+    *_, above, last = capsys.readouterr().out.splitlines()
+    assert reason in above
+    assert len(last) < 1000
+    assert "begin x" in last
+    assert last.endswith("x end; spec gs://acme/spec.yaml")  # no run was opened
 
 
 def test_a_release_tries_again_and_other_steps_do_not(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,9 +1,9 @@
-"""Durations and sizes as text."""
+"""Durations, sizes and long texts, for people."""
 
 from __future__ import annotations
 
 import pytest
-from elastic_tpu.runs.units import format_duration, parse_duration, show_duration, show_size
+from elastic_tpu.runs.units import format_duration, parse_duration, show_duration, show_size, without_middle
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -117,3 +117,11 @@ def test_measured_durations(seconds: float, text: str, with_tenths: str) -> None
 )
 def test_sizes_have_three_digits(count: float, text: str) -> None:
     assert show_size(count) == text
+
+
+def test_a_text_is_cut_in_its_middle_only_when_it_is_long() -> None:
+    assert without_middle("short\n  and   plain") == "short and plain"
+    long = "begin " + "x" * 5000 + " end"
+    assert without_middle(long, 100).startswith("begin x")
+    assert without_middle(long, 100).endswith("x end")
+    assert len(without_middle(long, 100)) == 100 + len(" [...] ")

@@ -11,12 +11,12 @@ import re
 from dataclasses import dataclass
 
 from ....runs.errors import BadInput, Changed, ElasticTPUError, Exists, NotFound, Problem, Unreachable
+from ....runs.units import without_middle
 from ..k8s_json import Json
 
 RBAC_CURE = "have an administrator apply deploy/rbac.yaml there, and act as its service account elastic-tpu-launcher"
 ADDRESS_CURE = "check the cluster's address, and any proxy in between"
 
-_LONGEST = 600  # characters of the server's message that are shown: a refused change prints the whole object
 _LOGIN = "log in to the cluster again"
 _USER = re.compile(r'User "([^"]*)" cannot ')
 
@@ -44,15 +44,6 @@ class Operation:
     def __str__(self) -> str:
         what = f"{self.resource}/{self.name}" if self.name else self.resource
         return f"{self.verb} {what} in namespace {self.namespace}"
-
-
-def without_middle(text: str, longest: int = _LONGEST) -> str:
-    """The text as one line of at most `longest` characters; cut in the middle, since a refusal ends with its reason."""
-    text = " ".join(text.split())
-    if len(text) <= longest:
-        return text
-    head = longest * 2 // 3
-    return f"{text[:head]} [...] {text[head - longest :]}"
 
 
 def message_of(body: bytes) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from elastic_tpu.platforms.gke.api.errors import BeingDeleted, ListingExpired, Operation, error_of, without_middle
+from elastic_tpu.platforms.gke.api.errors import BeingDeleted, ListingExpired, Operation, error_of
 from elastic_tpu.runs.errors import BadInput, Changed, Exists, NotFound, Unreachable
 
 JOBSETS = "jobsets.jobset.x-k8s.io"
@@ -70,11 +70,3 @@ def test_each_answer_names_who_must_act_and_says_why(code: int, answer: bytes, k
 
 def test_being_deleted_is_a_kind_of_exists_so_that_a_create_may_catch_both() -> None:
     assert issubclass(BeingDeleted, Exists)
-
-
-def test_a_text_is_cut_in_its_middle_only_when_it_is_long() -> None:
-    assert without_middle("short\n  and   plain") == "short and plain"
-    long = "begin " + "x" * 5000 + " end"
-    assert without_middle(long, 100).startswith("begin x")
-    assert without_middle(long, 100).endswith("x end")
-    assert len(without_middle(long, 100)) == 100 + len(" [...] ")
