@@ -37,6 +37,9 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
+RESERVED = "reserved"
+"""Key of what `reserve` returned in Airflow's store of the task's state."""
+
 RETRIES = 3
 RELEASE_RETRIES = 8
 RETRY_DELAY = timedelta(minutes=1)
@@ -105,19 +108,27 @@ def reserve(
     specs: Sequence[str] = (),
     allow_local: bool = False,
     logical_date: datetime | None = None,
-) -> dict[str, str]:
+    task_state_store: Any = None,
+) -> dict[str, Any]:
     """URI and spec hash of the run: started from a spec, or opened to go on.
 
-    Airflow gives `logical_date`, which `{date}` in a run's name becomes; a DAG run may have none.
+    Airflow gives `logical_date`, which `{date}` in a run's name becomes (a DAG run may have none), and the task's own
+    `task_state_store`, which outlives a clear: this task is cleared with each task of the DAG run, because it is the
+    setup of the teardowns, and they must run though the spec was edited meanwhile.
     Nothing is written without a login to the platform, or of a spec that lies elsewhere or wants what is not allowed.
     """
     from ..stages.open import start_or_open_with_login
 
+    if task_state_store is not None and (reserved := task_state_store.get(RESERVED)):
+        return dict(reserved)
     with airflow_errors():
         for prefixes in (specs, prefixes_in(os.environ)):
             require_under(spec, prefixes)
         run = start_or_open_with_login(spec, holder, allow_local=allow_local, tell=_log.info, when=logical_date)
-        return {"run": run.uri, "spec_hash": run.spec_hash}
+    reserved = {"run": run.uri, "spec_hash": run.spec_hash}
+    if task_state_store is not None:
+        task_state_store.set(RESERVED, reserved, retention=timedelta(days=365))
+    return reserved
 
 
 @task

@@ -60,7 +60,15 @@ class JobStage:
         lives = self._look().state in ("queued", "starting", "running", "suspended")
         # After the look: a job that has just ended may have written its proof since.
         if lives or self._proof(self.run)[0] is None:
+            if self.job.slices and not lives:
+                self._take_slices()
             self.platform.launch(self.job, self._waiting)  # adopts a living job of the same spec
+
+    def _take_slices(self) -> None:
+        """Take slices that a release, or the death of what held them, took away: train may be run again alone."""
+        if self.platform.slices().state in ("absent", "released", "failed"):
+            self._tell("there are no slices now: taking them again")
+            self.platform.acquire()
 
     @waits_for_answer
     def poll(self) -> Verdict:

@@ -312,6 +312,21 @@ def test_cleared_while_deferred_the_old_trigger_ends_before_the_new_try_takes_ov
     assert len(case.events("slice.requested")) == 2
 
 
+def test_train_that_is_cleared_alone_after_a_release_takes_slices_again(make_case: MakeCase) -> None:
+    from airflow.sdk.exceptions import AirflowFailException
+
+    case = make_case("--exit-at", "3:70", **SHORT)
+    finish(attempt(case, "provision"))
+    with pytest.raises(AirflowFailException, match="code 70"):
+        finish(attempt(case, "train"))
+    finish(attempt(case, "release"))
+    case.released()
+    with pytest.raises(AirflowFailException, match="told to exit at step 3"):  # it trains, on slices
+        finish(attempt(case, "train", 2))
+    assert case.attempts() == [1, 2]
+    assert len(case.events("slice.requested")) == 4
+
+
 def test_a_late_trigger_of_a_task_cleared_with_its_provision_stops_nothing(make_case: MakeCase) -> None:
     # `train` was cleared once already, so its second try and the second one of `provision` have the same number.
     case = make_case(**LONG)

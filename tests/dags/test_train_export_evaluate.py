@@ -141,6 +141,24 @@ def test_the_name_is_of_the_logical_date(run_dag: RunDag, make_case: MakeCase) -
     assert done.xcom["reserve"]["run"] == f"{case.output}/r-20260131"
 
 
+class StateStore(dict[str, Any]):
+    """Airflow's store of a task's state, which outlives a clear."""
+
+    def set(self, key: str, value: Any, *, retention: timedelta) -> None:
+        self[key] = json.loads(json.dumps(value))
+
+
+def test_a_cleared_reserve_returns_its_run_whatever_the_spec_says_now(airflow: Path, make_case: MakeCase) -> None:
+    from elastic_tpu.dags.train_export_evaluate import reserve
+
+    case, store = make_case(), StateStore()
+    first = reserve.function(str(case.spec), "dag/1", allow_local=True, task_state_store=store)
+    assert first == {"run": case.uri, "spec_hash": case.run.spec_hash}
+    for edited in (case.spec.read_text().replace("60", "61"), "not a spec"):
+        case.spec.write_text(edited)
+        assert reserve.function(str(case.spec), "dag/1", task_state_store=store) == first
+
+
 # ---- whole runs
 
 
@@ -166,6 +184,19 @@ def test_a_run_loses_a_slice_and_completes_as_if_it_had_not(run_dag: RunDag, mak
     assert done.xcom["release"]["deleted"] == ["slice 0", "slice 1"]
     for name in CHAIN:
         assert len(json.dumps(done.xcom[name])) < 2000
+
+
+def test_the_state_of_reserve_outlives_its_try(run_dag: RunDag, make_case: MakeCase) -> None:
+    from airflow.models.task_state_store import TaskStateStoreModel
+    from airflow.utils.session import create_session
+    from sqlalchemy import select
+
+    case = make_case()
+    done = run_dag(case, mark_success_pattern="^(?!reserve)")
+    with create_session() as session:
+        of_run = TaskStateStoreModel.run_id == done.holder.partition("/")[2]
+        (stored,) = session.scalars(select(TaskStateStoreModel.value).where(of_run)).all()
+    assert json.loads(stored) == {"run": case.uri, "spec_hash": case.run.spec_hash}
 
 
 def test_a_complete_run_is_not_done_again(run_dag: RunDag, make_case: MakeCase) -> None:
