@@ -376,10 +376,15 @@ def small(result: StageResult) -> dict[str, Any]:
 
 
 @contextmanager
-def airflow_errors() -> Iterator[None]:
-    """Raise our errors as Airflow's, so that only what a relaunch resumes is retried (docs/contracts.md 8)."""
+def airflow_errors(*, acts: bool = True) -> Iterator[None]:
+    """Raise our errors as Airflow's, so that only what a relaunch resumes is retried (docs/contracts.md 8).
+
+    Args:
+      acts: the task does something that a new try would do again; otherwise only a look without an answer is repeated.
+    """
     try:
         yield
     except ElasticTPUError as error:
-        kind = AirflowException if error.code.retried else AirflowFailException
-        raise kind(f"{error} (code {int(error.code)}, {error.code.name.lower().replace('_', ' ')})") from error
+        again = error.code.retried and (acts or isinstance(error, Unreachable))
+        kind = AirflowException if again else AirflowFailException
+        raise kind(f"{error} (code {int(error.code)}, {error.code.words})") from error

@@ -25,7 +25,7 @@ from ..components.export_checkpoint.operator import ExportCheckpointOperator
 from ..components.provision_slices.operator import ProvisionSlicesOperator
 from ..components.release_slices.operator import ReleaseSlicesOperator
 from ..components.train_elastic.operator import TrainElasticOperator
-from ..runs.errors import ElasticTPUError, GateFailed
+from ..runs.errors import ExitCode, GateFailed, error_for
 from ..runs.extras import needed
 from ..stages.allowed import home_of, prefixes_in, require_under
 
@@ -40,9 +40,10 @@ _log = logging.getLogger(__name__)
 RESERVED = "reserved"
 """Key of what `reserve` returned in Airflow's store of the task's state."""
 
-RETRIES = 3
-RELEASE_RETRIES = 8
-RETRY_DELAY = timedelta(minutes=1)
+RETRIES = 6
+RELEASE_RETRIES = 10
+RETRY_DELAY = timedelta(seconds=30)
+"""Less than `local.unclaimed`, after which simulated slices end because nobody drives them."""
 
 
 def train_export_evaluate(
@@ -62,7 +63,8 @@ def train_export_evaluate(
       spec: URI of a spec, or of the directory of a run to go on with: the default of the DAG's parameter `spec`.
       dag_id: the DAG's id. For a new run each DAG run, `run.name` of the spec needs a template: `{run}`, or, if no two
         DAG runs have one day, `{date}`, which is the DAG run's logical date.
-      retry_delay: between two tries of a task. Only failures that a retry can cure are retried.
+      retry_delay: between two tries of a task. Only failures that a retry can cure are retried. On platform `local` it
+        must be less than `local.unclaimed`: slices that nobody drives for so long end.
       specs: URIs or folders under one of which the parameter `spec` must lie, whoever triggers the DAG; by default the
         bucket (on a filesystem the folder) of `spec` itself. $ELASTIC_TPU_SPECS of the workers narrows it further.
       allow_local: specs may have programs run on Airflow's machines: platform `local`, `local.trainer`, the kubeconfig
@@ -137,7 +139,7 @@ def verdict(run: str, spec_hash: str = "") -> None:
     from ..runs.record.run import open_run
     from ..stages.open import require_pinned
 
-    with airflow_errors():
+    with airflow_errors(acts=False):
         opened = open_run(run)
         require_pinned(opened, spec_hash)
         require_complete(opened)
@@ -147,7 +149,8 @@ def require_complete(run: Run) -> None:
     """Check that all that the spec asks for is proven.
 
     Raises:
-      ElasticTPUError: training, export or evaluation is not proven; the message says which and why.
+      ElasticTPUError: training, export or evaluation is not proven; the message says which and why. It has the code of
+        the stop that was asked for, or of the trainer's end.
       GateFailed: all is proven, but the gate does not pass, or the evaluation cannot be trusted.
     """
     from ..runs.record.published import evaluation_of, export_of, judge_gate
@@ -160,7 +163,22 @@ def require_complete(run: Run) -> None:
     for what, proof in proofs:
         found, why = proof(run)
         if found is None:
-            raise ElasticTPUError(f"{run.uri} is not complete: {what} is not proven: {why}")
+            code, because = _how_it_ended(run)
+            raise error_for(code, f"{run.uri} is not complete: {because}{what} is not proven: {why}")
     why = judge_gate(run, found).why if run.spec.evaluate else ""
     if why:
         raise GateFailed(f"{run.uri}: {why}")
+
+
+def _how_it_ended(run: Run) -> tuple[ExitCode, str]:
+    """The exit code of a run that is not complete, and its words: of the stop that was asked for, or the trainer's."""
+    from ..runs.record.events import EventReader
+    from ..runs.record.status import read_status
+
+    acts = [event for event in EventReader(run.store).all() if event.kind in ("claim.taken", "claim.stopped")]
+    if acts and acts[-1].kind == "claim.stopped":
+        return ExitCode.ENDED_ON_REQUEST, f"stop asked for by {acts[-1].data.get('by')}; "
+    status = read_status(run)
+    if status is None or not status.exit:
+        return ExitCode.BUG, ""
+    return ExitCode.of(status.exit), f"the trainer ended with {status.exit} ({status.reason}); "

@@ -14,6 +14,11 @@ import yaml
 from elastic_tpu.platforms.base import ReleaseReport
 from elastic_tpu.platforms.local.platform import LocalPlatform
 from elastic_tpu.runs.errors import ExitCode, Infrastructure
+from elastic_tpu.runs.record.driver import Driver
+from elastic_tpu.runs.record.events import EventLog
+from elastic_tpu.runs.record.start import start_or_open
+from elastic_tpu.runs.record.status import Status
+from elastic_tpu.runs.spec.load import check
 from elastic_tpu.runs.store.open import open_store
 from elastic_tpu.tests.dags.airflow_home import EXAMPLE, ROOT, DagRun
 from elastic_tpu.tests.support import Case, Launcher, expected_state
@@ -310,6 +315,49 @@ def test_success_that_was_marked_by_hand_proves_nothing(run_dag: RunDag, make_ca
     assert done.state == "failed"
     assert done.tasks == {**dict.fromkeys([*CHAIN, "release_at_end"], "success"), "verdict": "failed"}
     case.released()
+
+
+def verdict_on(case: Case) -> str:
+    """What the task `verdict` says of a run that is not complete; it fails without a retry."""
+    from airflow.sdk.exceptions import AirflowFailException
+    from elastic_tpu.dags.train_export_evaluate import verdict
+
+    with pytest.raises(AirflowFailException) as raised:
+        verdict.function(case.uri)
+    return str(raised.value)
+
+
+def test_the_verdict_on_a_run_that_a_user_stopped_says_so(airflow: Path, make_case: MakeCase) -> None:
+    case = make_case()
+    start_or_open(str(case.spec), "dag/1", lambda spec: None)
+    driver = Driver(case.run.store, "dag/1", "train try 1", 60.0, on_event=EventLog(case.run.store, "stage").hook)
+    driver.take()
+    assert verdict_on(case).endswith("(code 70, a bug or user error)")  # nobody has trained
+    driver.stop(0.0, "a user of Airflow (dag/1)")
+    driver.done()
+    told = verdict_on(case)
+    assert "is not complete: stop asked for by a user of Airflow (dag/1); training is not proven" in told
+    assert told.endswith("(code 76, ended on request)")
+
+
+@pytest.mark.parametrize(("code", "words"), [(75, "infrastructure, or stalled"), (77, "a limit of the spec is spent")])
+def test_the_verdict_on_a_training_that_ended_says_how(
+    airflow: Path, make_case: MakeCase, code: int, words: str
+) -> None:
+    case = make_case()
+    start_or_open(str(case.spec), "dag/1", lambda spec: None)
+    ended = Status(case.run.run_id, 1, "n", phase="ended", exit=code, reason="no progress for 1h")
+    case.run.store.put("status.json", ended.dump())
+    told = verdict_on(case)
+    assert f"the trainer ended with {code} (no progress for 1h); training is not proven" in told
+    assert told.endswith(f"(code {code}, {words})")
+
+
+def test_a_retry_comes_before_simulated_slices_give_themselves_up(airflow: Path, make_case: MakeCase) -> None:
+    from elastic_tpu.dags.train_export_evaluate import train_export_evaluate
+
+    delay = train_export_evaluate("spec.yaml").task_dict["provision"].retry_delay
+    assert delay.total_seconds() <= check(small.document()).local.unclaimed / 2  # the scheduler takes its time as well
 
 
 # ---- what whoever triggers cannot have
