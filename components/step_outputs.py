@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def write_model_uri(path: str, result: StageResult) -> None:
-    """Write an export's output parameter `model_uri`, empty if there is none: a launcher fails a step without the file."""
+    """Write an export's output parameter `model_uri`, empty if there is none: without the file a launcher fails it."""
     Path(path).write_text(result.values.get("model", ""), encoding="utf-8")
 
 

@@ -61,8 +61,8 @@ def readme(name: str) -> str:
         "## Behaviour",
         "",
         *(f"- {title}: {about[key]}" for key, title in _BEHAVIOUR.items()),
-        "- Where that is said: in the last line of the step's log, with exit code, reason, run and report. KFP shows no "
-        "exit code of a step",
+        "- Where that is said: in the last line of the step's log, with exit code, reason, run and report. KFP shows "
+        "no exit code of a step",
         "",
         f"Runs from {', '.join(about['targets'])}, on the platforms {' and '.join(about['platforms'])}; "
         f"stability: {about['stability']}. "
