@@ -26,7 +26,7 @@ from ..runs import masking
 from ..runs.errors import ElasticTPUError, ExitCode, Infrastructure, Unreachable
 from ..runs.extras import needed
 from ..runs.units import show_duration
-from ..stages.allowed import ALLOW_LOCAL, prefixes_in, require_under
+from ..stages.allowed import ALLOW_LOCAL, allows_local, prefixes_in, require_under
 from ..stages.open import open_stage
 from ..stages.results import StageResult
 from ..stages.retry import until_answered
@@ -193,8 +193,9 @@ def follow(
 
 def _open(step: Step, run: str, holder: str) -> Stage:
     require_under(run, prefixes_in(os.environ))
-    allow_local = os.environ.get(ALLOW_LOCAL) == "1"
     instance = os.environ.get(INSTANCE)
+    # With an instance the runner of kfp.local started this process: beside the others, be it all in one container.
+    allow_local = os.environ.get(ALLOW_LOCAL) == "1" if instance else allows_local(os.environ)
     if instance is None:
         from ..runs.record.claim import this_instance
 

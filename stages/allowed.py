@@ -22,6 +22,7 @@ SPECS = "ELASTIC_TPU_SPECS"
 """Environment variable: prefixes, apart by commas, one of which a pipeline's spec or run must lie under."""
 
 _BUCKET = "gs://"
+_BACKENDS = ("KFP_POD_NAME", "CLOUD_ML_PROJECT_ID")  # set in the steps of Kubeflow Pipelines, of Vertex AI
 
 
 def refuse_local(spec: RunSpec) -> None:
@@ -32,7 +33,8 @@ def refuse_local(spec: RunSpec) -> None:
     """
     cure = (
         "a pipeline does not do that because it was triggered: run it with `elastic-tpu run`, or let the pipeline's "
-        f"author allow it (allow_local=True in Airflow, ${ALLOW_LOCAL}=1 in the step of another)"
+        f"author allow it (allow_local=True in Airflow, ${ALLOW_LOCAL}=1 in the step of another, but not in "
+        "a container that ends with its step: the slices would end with it)"
     )
     found = []
     if spec.platform == "local":
@@ -41,6 +43,14 @@ def refuse_local(spec: RunSpec) -> None:
         found.append(Problem("local.trainer", spec.local.trainer, f"would be run as a program; {cure}"))
     if found:
         raise BadInput(found)
+
+
+def allows_local(environ: Mapping[str, str]) -> bool:
+    """Whether a pipeline's step may run platform `local` here: the runner of this machine says so, and it can work.
+
+    A backend gives each step a container of its own. The slices, processes of provision's, would end with that one.
+    """
+    return environ.get(ALLOW_LOCAL) == "1" and not any(name in environ for name in _BACKENDS)
 
 
 def require_under(source: str, prefixes: Sequence[str]) -> None:

@@ -204,6 +204,35 @@ def test_a_step_does_only_what_its_environment_allows(
     assert case.claim is None
 
 
+@pytest.mark.parametrize("variable", ["KFP_POD_NAME", "CLOUD_ML_PROJECT_ID"])
+@pytest.mark.parametrize("name", adapter.STEPS)
+def test_in_a_container_of_a_backend_no_step_drives_a_local_run(
+    name: str,
+    variable: str,
+    make_case: MakeCase,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Slices would be processes of provision's container, and die with it, whoever allows it."""
+
+    def wait(seconds: float) -> None:
+        raise AssertionError(f"waited {seconds} s to try again")
+
+    monkeypatch.setattr(time, "sleep", wait)
+    monkeypatch.setenv(ALLOW_LOCAL, "1")
+    monkeypatch.setenv(variable, "a-pod")
+    case = make_case()
+    run = create_run(read_spec(str(case.spec)))
+    with pytest.raises(SystemExit, match="64"):
+        adapter.run_step(name, run.uri, "job-1")
+    last = last_line(capsys)
+    assert last.startswith(
+        f"{name}: error: exit code 64 (bad spec or input): platform: 'local', would run the training"
+    )
+    assert "a container that ends with its step" in last
+    assert case.claim is None
+
+
 # ---- steps as processes, as pods run them
 
 
