@@ -78,12 +78,13 @@ class GkePlatform:
         Raises:
           BadInput: a right, the service account or the namespace is missing, or another run has the JobSet's name.
         """
-        account = self._gke.service_account
+        account, denied = self._gke.service_account, self._cluster.denied(preflight.LAUNCHER)
         problems = preflight.problems(
             self._gke.namespace,
-            self._cluster.denied(preflight.LAUNCHER),
+            denied,
             account,
             self._cluster.has_service_account(account),
+            self._cluster.user() if denied else "",
         )
         if problems:
             raise BadInput(problems)

@@ -9,17 +9,18 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from datetime import datetime
 from typing import Any
 from urllib.parse import quote
 
 import urllib3
 
-from ....runs.errors import BadInput, NotFound, Unreachable
+from ....runs.errors import BadInput, ElasticTPUError, NotFound, Unreachable
 from ..k8s_json import Json
 from ..names import RUN_ID
 from .connection import PAUSES, RETRIES, TIMEOUT, Call, Connection, RefusedForNow
-from .errors import ADDRESS_CURE, ListingExpired, Operation
+from .errors import ADDRESS_CURE, ListingExpired, Operation, message_of, user_in
 from .preflight import JOBSET_GROUP, Rule
 
 _PAGE = 250  # objects a page of a listing: 5 MB of JobSets, ten times that once parsed
@@ -161,6 +162,20 @@ class Cluster:
                 time.sleep(pause)
                 missing = [rule for rule in missing if not self._is_allowed(rule)]
         return [str(rule) for rule in missing]
+
+    def user(self) -> str:
+        """Name of this login in the cluster, for people; empty if neither the API (since 1.28) nor a refusal says."""
+        review = {"apiVersion": "authentication.k8s.io/v1", "kind": "SelfSubjectReview"}
+        operation = Operation("create", "selfsubjectreviews.authentication.k8s.io", self.namespace)
+        path = "/apis/authentication.k8s.io/v1/selfsubjectreviews"
+        with suppress(ElasticTPUError):
+            answer = self._connection.json(Call("POST", path, operation, body=review, repeatable=True))
+            return str(answer.get("status", {}).get("userInfo", {}).get("username", ""))
+        operation = Operation("list", _JOBSETS, self.namespace)
+        with suppress(ElasticTPUError):  # a refusal names it
+            _, body = self._connection.send(Call("GET", self._path(_JOBSETS), operation, {"limit": 1}))
+            return user_in(message_of(body))
+        return ""
 
     def has_service_account(self, name: str) -> bool | None:
         """Whether the namespace has this service account; None if this login may not look."""

@@ -8,16 +8,17 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 from dataclasses import dataclass
 
 from ....runs.errors import BadInput, Changed, ElasticTPUError, Exists, NotFound, Problem, Unreachable
 from ....runs.units import without_middle
 from ..k8s_json import Json
 
-RBAC_CURE = "have an administrator apply deploy/rbac.yaml there, and act as its service account elastic-tpu-launcher"
 ADDRESS_CURE = "check the cluster's address, and any proxy in between"
 
 _LOGIN = "log in to the cluster again"
+_SERVICE_ACCOUNT = "system:serviceaccount:"
 _USER = re.compile(r'User "([^"]*)" cannot ')
 
 
@@ -95,6 +96,25 @@ def is_missing_right(status: int, body: bytes) -> bool:
     return status == 403 and not is_refused_login(status, body) and _USER.search(message_of(body)) is not None
 
 
+def user_in(said: str) -> str:
+    """The account that a refusal names, empty if it names none."""
+    found = _USER.search(said)
+    return found[1] if found else ""
+
+
+def rbac_cure(user: str, namespace: str) -> str:
+    """Who must do what, so that an account has a launcher's rights in a namespace; `user` is empty if it is unknown."""
+    applied = "have an administrator apply deploy/rbac.yaml there"
+    if not user:
+        return f"{applied}, and act as its service account elastic-tpu-launcher"
+    account = user.removeprefix(_SERVICE_ACCOUNT)
+    flag = "--user" if account == user else "--serviceaccount"
+    binding = "-".join(re.findall(r"[a-z0-9.]+", account.rpartition(":")[2].lower()))
+    bind = f"kubectl create rolebinding elastic-tpu-{binding} --role=elastic-tpu-launcher"
+    bind += f" {flag}={shlex.quote(account)} -n {shlex.quote(namespace)}"
+    return f"{applied}, which makes the Role, and bind this account to it: {bind}"
+
+
 def login_failed(error: Exception, login: str = "") -> Unreachable:
     """The error for credentials that cannot be renewed now; arguments as `error_of`."""
     text = f"the credentials for the cluster cannot be renewed ({type(error).__name__}: {without_middle(str(error))})"
@@ -111,10 +131,11 @@ def _status_of(body: bytes) -> Json:
 
 
 def _forbidden(said: str, operation: Operation) -> BadInput:
-    user = _USER.search(said)
-    if user or "is forbidden" not in said:
-        may_not = f"{user[1] if user else 'this account'} may not {operation.verb} {operation.resource} there ({said})"
-        return BadInput([Problem("gke.namespace", operation.namespace, f"{may_not}; {RBAC_CURE}")])
+    name = user_in(said)
+    if name or "is forbidden" not in said:
+        may_not = f"{name or 'this account'} may not {operation.verb} {operation.resource} there ({said})"
+        cure = rbac_cure(name, operation.namespace)
+        return BadInput([Problem("gke.namespace", operation.namespace, f"{may_not}; {cure}")])
     # A quota, an admission policy, or a namespace that is being terminated: no right is missing.
     refused = f"the cluster refuses to {operation.verb} this: {said}"
     return BadInput([Problem("gke.namespace", operation.namespace, refused)])

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from ....runs.errors import Problem
-from .errors import RBAC_CURE
+from .errors import rbac_cure
 
 JOBSET_GROUP = "jobset.x-k8s.io"
 
@@ -41,7 +41,11 @@ TRAINER: tuple[Rule, ...] = _rules("batch", "jobs", "get", "delete")
 
 
 def problems(
-    namespace: str, denied: Sequence[str], service_account: str | None, has_service_account: bool | None
+    namespace: str,
+    denied: Sequence[str],
+    service_account: str | None,
+    has_service_account: bool | None,
+    user: str = "",
 ) -> list[Problem]:
     """What would keep a run from starting; empty if nothing is wrong.
 
@@ -49,12 +53,13 @@ def problems(
       denied: the rules of LAUNCHER that this login lacks, as text.
       service_account: `gke.service_account`.
       has_service_account: whether it exists; None if this login may not look.
+      user: name of this login in the cluster; empty if unknown.
     """
     found = []
     if denied:
         # Without any right, only an administrator can tell a missing Role from a missing namespace.
         perhaps = " (or there is no such namespace)" if len(denied) == len(LAUNCHER) else ""
-        cure = f"this account may not {', '.join(denied)} there{perhaps}; {RBAC_CURE}"
+        cure = f"{user or 'this account'} may not {', '.join(denied)} there{perhaps}; {rbac_cure(user, namespace)}"
         found.append(Problem("gke.namespace", namespace, cure))
     if service_account and has_service_account is False:
         where = f"namespace {namespace} has no such service account, or does not exist"

@@ -469,6 +469,30 @@ def test_each_right_is_asked_for_and_what_is_denied_is_named(api: ScriptedApi, c
     assert (attributes["namespace"], attributes["group"]) == ("team", "jobset.x-k8s.io")
 
 
+RUNNER = "system:serviceaccount:kubeflow:pipeline-runner"
+
+
+@pytest.mark.parametrize(
+    ("review", "listing", "name"),
+    [
+        (Answer({"kind": "SelfSubjectReview", "status": {"userInfo": {"username": RUNNER}}}, 201), None, RUNNER),
+        (  # older than Kubernetes 1.28
+            Answer(b"404 page not found", 404),
+            status(403, "Forbidden", f'jobsets is forbidden: User "{RUNNER}" cannot list resource "jobsets"'),
+            RUNNER,
+        ),
+        (Answer(b"404 page not found", 404), Answer({"kind": "JobSetList", "items": []}), ""),
+        (status(503), None, ""),
+    ],
+    ids=["asked", "from a refusal", "nobody says", "no answer"],
+)
+def test_who_this_login_is(
+    api: ScriptedApi, cluster: Cluster, review: Answer, listing: Answer | None, name: str
+) -> None:
+    api.decide = lambda request: listing if listing and request.method == "GET" else review
+    assert cluster.user() == name
+
+
 def test_the_question_may_be_repeated(api: ScriptedApi, cluster: Cluster) -> None:
     api.answers = [
         Answer(drop=True),

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import elastic_tpu
 import pytest
 import yaml
+from elastic_tpu.platforms.gke.api.errors import Operation, error_of
 from elastic_tpu.platforms.gke.api.preflight import LAUNCHER, TRAINER, Rule, problems
 
 RBAC = Path(elastic_tpu.__file__).parent / "deploy" / "rbac.yaml"
@@ -47,6 +49,37 @@ def test_all_that_would_keep_a_run_from_starting_is_named() -> None:
     found = "\n".join(map(str, problems("team", ["create jobs.batch", "get pods/log"], "robot", False)))
     for text in ("gke.namespace: 'team'", "create jobs.batch, get pods/log", "deploy/rbac.yaml", "'robot'"):
         assert text in found
+
+
+@pytest.mark.parametrize(
+    ("user", "bound"),
+    [
+        (
+            "system:serviceaccount:kubeflow:pipeline-runner",
+            "kubectl create rolebinding elastic-tpu-pipeline-runner --role=elastic-tpu-launcher "
+            "--serviceaccount=kubeflow:pipeline-runner -n team",
+        ),
+        (
+            "Ann@example.com",
+            "kubectl create rolebinding elastic-tpu-ann-example.com --role=elastic-tpu-launcher "
+            "--user=Ann@example.com -n team",
+        ),
+        (
+            "an 'odd' one",
+            "kubectl create rolebinding elastic-tpu-an-odd-one --role=elastic-tpu-launcher "
+            """--user='an '"'"'odd'"'"' one' -n team""",
+        ),
+    ],
+)
+def test_the_account_that_was_refused_is_named_with_the_command_that_cures_it(user: str, bound: str) -> None:
+    (problem,) = problems("team", ["create jobs.batch"], None, None, user)
+    assert f"'team', {user} may not create jobs.batch there" in str(problem)
+    assert str(problem).endswith(bound)
+    assert "deploy/rbac.yaml" in str(problem)  # the Role itself may be missing as well
+    refused = f'jobs.batch is forbidden: User "{user}" cannot create resource "jobs"'
+    answer = {"kind": "Status", "status": "Failure", "message": refused, "reason": "Forbidden", "code": 403}
+    error = error_of(403, json.dumps(answer).encode(), Operation("create", "jobs.batch", "team"))
+    assert str(error).endswith(bound)
 
 
 @pytest.mark.parametrize("has", [True, None])
