@@ -20,7 +20,7 @@ from ..runs.judge.verdict import Verdict
 from ..runs.record.events import Event
 from ..runs.record.job_progress import JobProgress
 from ..runs.record.status import Status
-from ..runs.units import show_duration, show_size
+from ..stages.progress import progress_text
 from . import story
 
 _PLAIN_EVERY = 10.0  # seconds between plain lines of progress
@@ -69,47 +69,6 @@ class Display(Protocol):
 
     def look(self, stage: str, verdict: Verdict, status: Status | None, job: JobProgress | None = None) -> None:
         """Show where the stage is now: by the trainer's status, or by the progress of a job on CPU."""
-
-
-def job_words(job: JobProgress) -> str:
-    """What a job on CPU does, and how far it is."""
-    words = f"{job.doing}, {show_duration(job.doing_seconds)}"
-    if not job.total:
-        return words
-    done, total = (show_size(n) if job.unit == "bytes" else f"{n:,}" for n in (job.done, job.total))
-    unit = "" if job.unit == "bytes" else f" {job.unit}"
-    return f"{words}, {done} of {total}{unit} ({100 * job.done / job.total:.0f} %)"
-
-
-def progress_text(stage: str, verdict: Verdict, status: Status | None, job: JobProgress | None = None) -> str:
-    """Where a stage is, in a line."""
-    if job is not None and verdict.phase in ("starting", "running"):
-        return f"{stage}: {job_words(job)}" + (f", {verdict.reason}" if verdict.reason else "")
-    if stage != "train" or status is None:
-        return f"{stage}: {verdict.phase}" + (f", {verdict.reason}" if verdict.reason else "")
-    if status.phase == "ended":
-        return "train: the trainer has ended"
-    if verdict.phase in ("recovering", "finishing") and status.phase in ("training", "saving"):
-        return f"train: {verdict.phase}, {verdict.reason}"  # status.json is from the trainer that died
-    parts: list[str] = [status.phase]
-    if status.doing:
-        parts.append(f"{status.doing}, {show_duration(status.doing_seconds)}")
-    if status.step >= 0:  # before its first step a process that resumes has none to tell
-        parts.append(f"step {status.step} of {status.steps}")
-    if status.loss is not None:
-        parts.append(f"loss {status.loss:.3f}")
-    if status.step_seconds:
-        parts.append(f"{status.step_seconds:.2f} s a step")
-    if status.eta is not None and status.phase == "training":
-        parts.append(f"{show_duration(status.eta)} to go")
-    if status.slices.wanted:  # 0 until the trainer has looked at its slices
-        parts.append(f"slices {status.slices.active} of {status.slices.wanted}")
-    if status.reason and status.phase in ("waiting", "stopping"):
-        # What a recovery is from: the slice that it names may be back.
-        parts.append(f"recovering from: {status.reason}" if status.phase == "waiting" else status.reason)
-    if verdict.phase == "running" and verdict.reason and verdict.reason not in (status.reason, status.doing):
-        parts.append(verdict.reason)
-    return "train: " + ", ".join(parts)
 
 
 class PlainConsole(Console):

@@ -14,7 +14,8 @@ from rich.live import Live
 from ..runs.errors import exit_words
 from ..runs.record.job_progress import JobProgress
 from ..runs.units import counted, show_duration
-from .display import OutputConsole, job_words, print_rows, row_text
+from ..stages.progress import job_words
+from .display import OutputConsole, print_rows, row_text
 from .given import open_given
 from .look import look
 from .summary import evaluation_rows

@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import functools
+import inspect
 import json
 import threading
 import time
@@ -27,6 +28,7 @@ from ..runs.errors import ElasticTPUError, Infrastructure, Unreachable
 from ..runs.extras import needed
 from ..runs.judge.verdict import Verdict
 from ..stages.open import open_stage
+from ..stages.progress import ProgressLog, progress_text
 from ..stages.results import StageResult, error_of
 from ..stages.retry import waiting_text
 from ..stages.stage import Stage, Step
@@ -125,7 +127,7 @@ class StageTrigger(BaseTrigger):
         super().__init__()  # type: ignore[no-untyped-call]
         self.submitted = Submitted(step, run, holder, instance, term, deadline, allow_local, spec_hash)
         self._stage: Stage | None = None
-        self._told = ""
+        self._progress = ProgressLog(self.log.info)
 
     def serialize(self) -> tuple[str, dict[str, Any]]:
         """Class path and arguments, for Airflow's database."""
@@ -143,17 +145,17 @@ class StageTrigger(BaseTrigger):
 
     def _look(self) -> tuple[Verdict, float]:
         """The verdict, and the seconds until the next look."""
+        line = ""
         try:
             if self._stage is None:
                 self._stage = self.submitted.open()
             verdict = self._stage.poll()
+            line = self._stage.progress()
         except Unreachable as error:
             verdict = Verdict("running", reason=waiting_text(error))
         except ElasticTPUError as error:
             verdict = Verdict.ended(error.code, str(error))
-        if (told := f"{self.submitted.step}: {verdict.phase} {verdict.reason}".rstrip()) != self._told:
-            self._told = told
-            self.log.info(told)
+        self._progress.look(verdict, line or progress_text(self.submitted.step, verdict, None))
         return verdict, self._stage.interval if self._stage else _NOT_OPEN
 
     async def on_kill(self) -> None:
@@ -207,7 +209,7 @@ class StageOperator(BaseOperator):
         poke_before_defer: seconds for which the worker looks before it defers.
         kwargs: Airflow's own.
         """
-        super().__init__(**kwargs)
+        super().__init__(**{"doc_md": inspect.getdoc(type(self)), **kwargs})
         self.run = run
         self.holder = holder
         self.spec_hash = spec_hash
@@ -248,8 +250,11 @@ class StageOperator(BaseOperator):
         """Whether the stage is done now, or within `poke_before_defer`."""
         limit = self.poke_before_defer if deadline is None else min(self.poke_before_defer, deadline - time.time())
         until = time.monotonic() + limit
+        log = ProgressLog(self.log.info)
         while not leaves.is_set():
-            if stage.poll().done:
+            verdict = stage.poll()
+            log.look(verdict, stage.progress())
+            if verdict.done:
                 return True
             left = until - time.monotonic()
             if left <= 0:

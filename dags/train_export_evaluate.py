@@ -37,6 +37,25 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
+DOC = """
+Trains what the spec describes on TPU slices, gives the slices back, exports the final checkpoint to Hugging Face format
+and evaluates it.
+
+| task | |
+|---|---|
+| `reserve` | starts the run, or finds the one that this DAG run has; buys nothing |
+| `provision` | takes the slices and waits until they are ready |
+| `train` | trains; recovers from lost slices by itself, so its log may say `recovering` while the task goes on |
+| `release` | gives the slices back |
+| `export`, `evaluate` | on CPU |
+| `release_at_end` | gives the slices back whatever happened before |
+| `verdict` | fails the DAG run unless the run directory proves all that the spec asks for |
+
+Marking `train` failed saves a checkpoint and ends the training. Clearing a failed task goes on with the same run, from
+the newest proven checkpoint. `report.html` in the run directory (`reserve` returns it as `run`) tells what happened.
+"""
+"""What Airflow shows of the DAG."""
+
 RESERVED = "reserved"
 """Key of what `reserve` returned in Airflow's store of the task's state."""
 
@@ -79,15 +98,23 @@ def train_export_evaluate(
             f"dagrun_timeout={dag_kwargs['dagrun_timeout']!r} would skip the teardowns and leave slices behind; "
             "set limits.total in the spec, or execution_timeout of a task"
         )
-    dag_kwargs = {"schedule": None, "catchup": False, "max_active_runs": 1, **dag_kwargs}
+    dag_kwargs = {"schedule": None, "catchup": False, "max_active_runs": 1, "doc_md": DOC, **dag_kwargs}
+    allowed = list(specs) or [home_of(spec)]
     dag_kwargs["params"] = {
-        "spec": Param(spec, type="string", minLength=1, title="Spec"),
+        "spec": Param(
+            spec,
+            type="string",
+            minLength=1,
+            title="Spec",
+            description="URI of a spec (.yaml or .yml): a new run. Or of a run directory: that run goes on. It must "
+            f"lie under {', '.join(allowed)}. Templates in it are not rendered.",
+        ),
         **dag_kwargs.get("params", {}),
     }
     dag_kwargs["default_args"] = {"retries": RETRIES, "retry_delay": retry_delay, **dag_kwargs.get("default_args", {})}
     with DAG(dag_id, **dag_kwargs) as dag:
         # All other tasks get the run's URI and the hash of its spec, which may be edited while the DAG run goes on.
-        reserved: Any = reserve("{{ params.spec }}", HOLDER, list(specs) or [home_of(spec)], allow_local)
+        reserved: Any = reserve("{{ params.spec }}", HOLDER, allowed, allow_local)
         run = reserved["run"]
         of_run: dict[str, Any] = {"run": run, "spec_hash": reserved["spec_hash"], "allow_local": allow_local}
         provision = ProvisionSlicesOperator(task_id="provision", **of_run)

@@ -29,6 +29,7 @@ from ..runs.record.claim import this_instance
 from ..runs.record.run import Run, local_folder
 from ..stages.allowed import ALLOW_LOCAL
 from ..stages.open import open_stage
+from ..stages.progress import progress_text
 from ..stages.results import StageResult, error_of
 from ..stages.steps import STEPS
 
@@ -122,6 +123,10 @@ class LocalPipeline:
         else:
             self._verdict = Verdict("running") if self._notes else Verdict("starting", reason="kfp is being loaded")
         return self._verdict
+
+    def progress(self) -> str:
+        """Where the pipeline is; its steps tell where they are."""
+        return progress_text(self.name, self._verdict, None)
 
     def collect(self) -> StageResult:
         """The result of the pipeline. Raises the error of the first step that is not complete."""

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from ..runs.errors import ElasticTPUError, EndedOnRequest, ExitCode, Infrastructure
 from ..runs.judge.verdict import Observation, Verdict, judge
 from ..runs.units import show_duration
+from .progress import progress_text
 from .report_hook import reported, write_report
 from .results import PROOFS, RESULTS, StageResult, error_of, last_stage
 from .retry import waits_for_answer
@@ -43,6 +44,7 @@ class JobStage:
         self.job: Job = Job(step.name, (*step.argv, "--run", run.uri), step.slices)
         self._proof = PROOFS[step.name]
         self._verdict: Verdict | None = None
+        self._seen: Status | None = None  # at the last look
         self._told = ""
         self._in_report = (1, 0, -1)  # attempt, recoveries of it and newest proven step that the report tells of
         self._next_report = float("-inf")  # monotonic seconds
@@ -83,7 +85,7 @@ class JobStage:
         if seen.state in ("over", "absent"):
             value, why = self._proof(self.run)
             proven = value is not None
-        status = self._status()
+        status = self._seen = self._status()
         if status is not None:
             self._report(status)
         verdict = judge(self.name, seen, status, proven, why)
@@ -96,6 +98,9 @@ class JobStage:
             verdict = self._limited(seen, status) or replace(verdict, reason=reason)
         self._verdict = verdict
         return self._verdict
+
+    def progress(self) -> str:
+        return progress_text(self.name, self._verdict or Verdict("starting"), self._seen)
 
     @reported
     def collect(self) -> StageResult:

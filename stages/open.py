@@ -149,6 +149,10 @@ class NothingStarted:
         """The stage is complete at once."""
         return Verdict("done", "complete", reason="no run was started; nothing to do")
 
+    def progress(self) -> str:
+        """There is nothing to do."""
+        return f"{self.name}: no run was started"
+
     def collect(self) -> StageResult:
         """The result says that nothing was started."""
         return StageResult(self.name, "no run was started; nothing to do")

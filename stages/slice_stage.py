@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from ..runs.errors import ElasticTPUError, ExitCode, HeldByAnother
 from ..runs.judge.verdict import Verdict
 from ..runs.units import format_duration
+from .progress import progress_text
 from .report_hook import reported
 from .results import StageResult, error_of, nothing_left_to_do
 from .retry import waits_for_answer
@@ -140,6 +141,9 @@ class SliceStage:
                 return here
             self._asked = asked
         return max(here, (datetime.now(UTC) - self._asked).total_seconds())
+
+    def progress(self) -> str:
+        return progress_text(self.name, self._verdict or Verdict("starting"), None)
 
     @reported
     def collect(self) -> StageResult:

@@ -103,6 +103,9 @@ class Stage(Protocol):
           BadInput: the platform refuses this process a look.
         """
 
+    def progress(self) -> str:
+        """The last look of `poll` as a line for people: of a training with step, loss, time to go and slices."""
+
     def collect(self) -> StageResult:
         """The result, once `poll` has said done. Writes report.html, and ends a job whose limit is spent.
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from elastic_tpu.cli.display import OutputConsole, plain, print_rows, progress_text
+from elastic_tpu.cli.display import OutputConsole, plain, print_rows
 from elastic_tpu.runs.judge.verdict import Verdict
 from elastic_tpu.runs.record.job_progress import JobProgress
 from elastic_tpu.runs.record.status import SliceCount, Status
+from elastic_tpu.stages.progress import progress_text
 
 FULL = "the claim cannot be renewed: /runs/r/claim.json: No space left on device"
 

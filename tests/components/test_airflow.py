@@ -7,6 +7,7 @@ import contextvars
 import dataclasses
 import inspect
 import json
+import re
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -21,6 +22,7 @@ from elastic_tpu.platforms.local.platform import LocalPlatform
 from elastic_tpu.runs.errors import ExitCode, Unreachable
 from elastic_tpu.runs.judge.verdict import Verdict
 from elastic_tpu.stages.job_stage import JobStage
+from elastic_tpu.stages.progress import ProgressLog
 from elastic_tpu.stages.results import StageResult, error_of
 from elastic_tpu.tests.dags.airflow_home import airflow  # noqa: F401 - a fixture
 from elastic_tpu.tests.support import Case, expected_state, until
@@ -430,6 +432,20 @@ def test_looks_that_hang_stop_neither_a_foreign_trigger_nor_a_cancel(
     with airflow_says("failed"):
         asyncio.run(triggerer())
     assert [grace for grace, _ in stops(case)] == [0]
+
+
+def test_the_log_of_a_task_says_how_far_its_training_is(make_case: MakeCase, monkeypatch: pytest.MonkeyPatch) -> None:
+    case = make_case(**LONG)
+    finish(attempt(case, "provision"))
+    task = attempt(case, "train")
+    said: list[str] = []
+    monkeypatch.setattr(task.operator.log, "info", lambda text, *args: said.append(text % args))
+    trigger = task.execute()
+    case.wait_for_step(3)
+    monkeypatch.setattr("elastic_tpu.components.airflow.ProgressLog", lambda tell: ProgressLog(said.append))
+    task.in_triggerer(trigger)._look()
+    assert re.match(r"train: (starting|running)", said[-2])
+    assert re.match(r"train: training, step \d+ of 100000, loss \d\.\d+, .*slices 2 of 2$", said[-1])
 
 
 def test_a_look_logs_where_airflow_looks_for_it(make_case: MakeCase, monkeypatch: pytest.MonkeyPatch) -> None:

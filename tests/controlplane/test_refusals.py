@@ -300,7 +300,10 @@ def test_a_name_that_is_still_being_deleted_is_waited_for(case: ClusterCase, wha
         again.submit()
         timer.join()
         told = [line for line in case.told if not line.startswith("note: ")]
-        assert told == [f"waiting until JobSet {case.run_id} and its pods are gone; a trainer may be saving"]
+        assert told == [
+            "there are no slices now: taking them again",
+            f"waiting until JobSet {case.run_id} and its pods are gone; a trainer may be saving",
+        ]
         assert freed == [first["metadata"]["uid"]], "it was still there"
         assert case.jobset is not None
         assert case.jobset["metadata"]["uid"] != first["metadata"]["uid"]

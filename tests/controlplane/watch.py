@@ -42,6 +42,8 @@ class PodWatch:
             except (ApiException, HTTPError, OSError):  # the server is away
                 self._closing.wait(0.2)
             except Exception as error:
+                if self._closing.is_set():  # what a socket that is shut down gives last is not decrypted
+                    return
                 self._problems.append(error)
                 raise
 

@@ -81,6 +81,17 @@ def test_airflow_finds_the_example(airflow: Path) -> None:
     assert bag.dags["train_qwen3_8b"].params["spec"].endswith("qwen3-8b.yaml")
 
 
+def test_airflow_shows_what_the_dag_its_tasks_and_its_parameter_are_for(airflow: Path) -> None:
+    from elastic_tpu.dags.train_export_evaluate import train_export_evaluate
+
+    dag = train_export_evaluate("gs://acme/specs/a.yaml")
+    assert dag.doc_md is not None
+    assert all(f"`{name}`" in dag.doc_md for name in dag.task_dict)
+    assert all(task.doc_md for task in dag.tasks)
+    assert "must lie under gs://acme. " in dag.params.get_param("spec").description
+    assert train_export_evaluate("a.yaml", doc_md="mine").doc_md == "mine"
+
+
 def snippets() -> list[str]:
     """The example, and each block of Python in the documents that makes the DAG: what a user puts into a DAG folder."""
     documents = [path.read_text() for path in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))]

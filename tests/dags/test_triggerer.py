@@ -59,7 +59,7 @@ class Triggerer:
             number = row.id
 
         self.says(f"(ID {number}) starting")
-        self.says("train: running")
+        self.says("train: training, step ")
         return int(number)
 
     def give_to_another(self, number: int) -> None:

@@ -39,6 +39,9 @@ class ScriptedStage:
             raise look
         return look
 
+    def progress(self) -> str:
+        return self.name
+
     def collect(self) -> StageResult:
         if self.collects:
             raise self.collects.pop(0)
