@@ -25,6 +25,26 @@ def require_login(spec: RunSpec, own: bool = True) -> None:
         api_client(login_of(spec.gke, os.environ, own=own))
 
 
+def require_rights(spec: RunSpec, own: bool = True) -> None:
+    """Check that the platform would not refuse a run of this spec, before anything of it is written.
+
+    Args:
+      own: as for `require_login`.
+
+    Raises:
+      BadInput: it would; each problem is named with its cure.
+      Unreachable: the platform does not answer.
+    """
+    if spec.platform == "gke" and spec.gke is not None:
+        from .gke.api.choice import login_of
+        from .gke.api.cluster import Cluster
+        from .gke.api.credentials import api_client
+        from .gke.api.rights import require_rights as require
+
+        gke = login_of(spec.gke, os.environ, own=own)
+        require(Cluster(api_client(gke), gke.namespace), gke)
+
+
 def open_platform(run: Run) -> Platform:
     """The platform that the run's spec names. Creates nothing.
 

@@ -33,7 +33,7 @@ def start_or_open_with_login(
     tell: Callable[[str], None] = lambda text: None,
     when: datetime | None = None,
 ) -> Run:
-    """`start_or_open` for every caller outside `runs`: without a login to the spec's platform nothing is started.
+    """`start_or_open` for every caller outside `runs`: without login or rights on the platform nothing is started.
 
     Args:
       allow_local: as for `open_stage`.
@@ -42,10 +42,11 @@ def start_or_open_with_login(
       when: the logical date of the orchestrator's run, if it has one: `{date}` in a run's name.
 
     Raises:
-      BadInput: of `start_or_open`; or there is no login; or the spec wants what is not allowed.
-      Unreachable: what gives the login does not answer.
+      BadInput: of `start_or_open`; or there is no login; or the spec wants what is not allowed; or the platform would
+        refuse a new run.
+      Unreachable: the platform, or what gives the login, does not answer.
     """
-    from ..platforms.open import require_login
+    from ..platforms.open import require_login, require_rights
     from ..runs.record.start import start_or_open
 
     def login(spec: RunSpec) -> None:
@@ -53,7 +54,10 @@ def start_or_open_with_login(
             refuse_local(spec)
         require_login(spec, allow_local)
 
-    return start_or_open(source, holder, login, person=person, moved=moved, tell=tell, when=when)
+    def admit(spec: RunSpec) -> None:
+        require_rights(spec, allow_local)
+
+    return start_or_open(source, holder, login, admit, person=person, moved=moved, tell=tell, when=when)
 
 
 def open_stage(

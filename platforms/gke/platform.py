@@ -26,10 +26,10 @@ from ...runs.store import records
 from ...runs.units import show_duration
 from ..base import Job, ReleaseReport, SliceState
 from . import names
-from .api import preflight
 from .api.choice import login_of
 from .api.cluster import Cluster
 from .api.observer import Observer, observer_of
+from .api.rights import require_rights
 from .deletion import DELETION_TIMEOUT, Deleter
 from .k8s_json import Json, is_being_deleted, phase
 from .manifests import manifest
@@ -78,16 +78,7 @@ class GkePlatform:
         Raises:
           BadInput: a right, the service account or the namespace is missing, or another run has the JobSet's name.
         """
-        account, denied = self._gke.service_account, self._cluster.denied(preflight.LAUNCHER)
-        problems = preflight.problems(
-            self._gke.namespace,
-            denied,
-            account,
-            self._cluster.has_service_account(account),
-            self._cluster.user() if denied else "",
-        )
-        if problems:
-            raise BadInput(problems)
+        require_rights(self._cluster, self._gke)
         found = self._deleter.get("JobSet", self._run.run_id)
         if found is not None:
             require_ours("JobSet", found, self._run, self._gke.namespace, self._record.uid)

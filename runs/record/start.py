@@ -51,6 +51,7 @@ def start_or_open(
     source: str,
     holder: str,
     login: Callable[[RunSpec], None],
+    admit: Callable[[RunSpec], None] = lambda spec: None,
     *,
     person: bool = False,
     moved: bool = False,
@@ -66,7 +67,8 @@ def start_or_open(
     Args:
       source: path or URI of a spec, which is read once, or URI of a run directory.
       holder: the orchestrator's run, or ``user@host``.
-      login: called with the spec before anything of a run is written; raises when the platform refuses this process.
+      login: called with the spec before anything of a run is written; raises when this process cannot log in.
+      admit: called with the spec before a run that is not there yet is written; raises if the platform would refuse it.
       person: the holder is a person.
       moved: as for `open_for_work`.
       tell: called with lines of progress, and with what of the input files in buckets could not be looked into.
@@ -85,12 +87,17 @@ def start_or_open(
         return opened
     spec = load.read_spec(source)
     login(spec)
+
+    def admit_new() -> None:
+        admit(spec)
+        bucket_files.require(spec, tell)
+
     if not load.has_template(spec):
         if not has_spec(open_store(spec.uri)):
-            bucket_files.require(spec, tell)
+            admit_new()
         return create_run(spec)
     start = _start_for_person if person else _start_for_orchestrator
-    return start(spec, holder, when, tell)
+    return start(spec, holder, when, admit_new)
 
 
 def find_run(source: str, holder: str) -> Run | None:
@@ -128,13 +135,13 @@ def _start_record(who: str) -> str:
     return f".starts/{hashlib.sha256(who.encode()).hexdigest()[:16]}.json"
 
 
-def _start_for_orchestrator(spec: RunSpec, holder: str, when: datetime | None, tell: Callable[[str], None]) -> Run:
+def _start_for_orchestrator(spec: RunSpec, holder: str, when: datetime | None, admit_new: Callable[[], None]) -> Run:
     """The same run for every caller with this holder: the first one creates the record, the others follow it."""
     output = open_store(spec.run.output)
     record = _start_record(holder)
     with suppress(NotFound):
         return create_run(_named(spec, _recorded(output, record)))
-    bucket_files.require(spec, tell)
+    admit_new()
     expanded = load.expand_name(spec, holder, when)
     _take_name(output, spec, expanded, holder)
     try:
@@ -184,7 +191,7 @@ def _take_name(output: Store, spec: RunSpec, expanded: RunSpec, holder: str) -> 
     raise BadInput([Problem("run.name", spec.run.name, cure)])
 
 
-def _start_for_person(spec: RunSpec, who: str, when: datetime | None, tell: Callable[[str], None]) -> Run:
+def _start_for_person(spec: RunSpec, who: str, when: datetime | None, admit_new: Callable[[], None]) -> Run:
     """The last run that this person started from this spec, if running again resumes it; otherwise a new one."""
     output = open_store(spec.run.output)
     record = _start_record(f"{who}\n{spec.run.name}")
@@ -194,7 +201,7 @@ def _start_for_person(spec: RunSpec, who: str, when: datetime | None, tell: Call
             return last
     except (NotFound, BadInput):
         pass  # there is no last run, or its directory is gone, damaged or changed
-    bucket_files.require(spec, tell)
+    admit_new()
     expanded = load.expand_name(spec, who, when)
     _take_name(output, spec, expanded, who)
     run = create_run(expanded)

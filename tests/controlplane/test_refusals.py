@@ -15,6 +15,8 @@ from elastic_tpu.platforms.gke import names
 from elastic_tpu.platforms.gke.manifests import manifest
 from elastic_tpu.runs.errors import BadInput, ElasticTPUError, EndedOnRequest, ExitCode, LimitSpent
 from elastic_tpu.runs.record.driver import stop_by_person
+from elastic_tpu.runs.record.run import create_run
+from elastic_tpu.runs.spec.load import read_spec
 from elastic_tpu.runs.store.open import open_store
 from elastic_tpu.stages.job_stage import JobStage
 from elastic_tpu.tests.support import Launcher, command, expected_state, until
@@ -59,10 +61,10 @@ def has_reached(case: ClusterCase, step: int) -> Callable[[], bool]:
     return lambda: (status := case.status) is not None and status.phase == "training" and status.step >= step
 
 
-def refused(stage: Stage) -> str:
-    """The words with which a submit is refused."""
+def refused(case: ClusterCase, name: str) -> str:
+    """The words with which a stage is refused, when it is opened or submitted."""
     with pytest.raises(BadInput) as caught:
-        stage.submit()
+        case.stage(name).submit()
     assert caught.value.code == ExitCode.BAD_INPUT
     return str(caught.value)
 
@@ -73,12 +75,14 @@ def refused(stage: Stage) -> str:
 def test_a_namespace_that_is_not_there(case: ClusterCase) -> None:
     """The launcher cannot tell it from missing rights; who may do everything can."""
     case.write(gke={"namespace": "not-there"})
-    words = refused(case.stage("provision"))
+    words = refused(case, "provision")
     assert "gke.namespace: 'not-there'" in words
     assert "or there is no such namespace" in words
     case.kubeconfig, case.name = case.plane.kubeconfig(), "by-admin"
     case.write(gke={"namespace": "not-there"})
-    assert "namespace not-there has no such service account, or does not exist" in refused(case.stage("provision"))
+    assert "namespace not-there has no such service account, or does not exist" in refused(case, "provision")
+    assert not case.started
+    create_run(read_spec(str(case.spec)))  # the namespace was deleted after the run was started
     train = case.stage("train")
     assert isinstance(train, JobStage)
     with pytest.raises(BadInput, match=r"gke\.namespace: 'not-there', there is no such namespace; create it"):
@@ -87,24 +91,27 @@ def test_a_namespace_that_is_not_there(case: ClusterCase) -> None:
 
 
 def test_an_account_without_the_role(case: ClusterCase) -> None:
-    """By the real command: one error, each verb, the cure, and nothing in the cluster."""
+    """By the real command: one error, each verb, account and cure, and nothing in the cluster or the bucket."""
     case.plane.kubectl("delete", "rolebinding", LAUNCHER, "-n", case.namespace)
     ended = command("run", str(case.spec))
     assert ended.returncode == ExitCode.BAD_INPUT, ended
     said = ended.stdout + ended.stderr
     assert "Traceback" not in said
     (line,) = [line for line in said.splitlines() if "may not" in line]
-    for text in (*VERBS, "deploy/rbac.yaml", f"gke.namespace: '{case.namespace}'"):
+    bound = f"--serviceaccount={case.namespace}:{LAUNCHER} -n {case.namespace}"
+    for text in (*VERBS, "deploy/rbac.yaml", f"gke.namespace: '{case.namespace}'", bound):
         assert line.count(text) == 1, (text, line)
     assert not case.get("jobsets")
+    assert not case.started
 
 
 def test_the_trainers_account_is_missing(case: ClusterCase) -> None:
     case.plane.kubectl("delete", "serviceaccount", "elastic-tpu-trainer", "-n", case.namespace)
-    words = refused(case.stage("provision"))
+    words = refused(case, "provision")
     assert "gke.service_account: 'elastic-tpu-trainer'" in words
     assert "deploy/rbac.yaml" in words
-    case.released()
+    assert not case.started
+    case.nothing_left()
 
 
 # -- refused at creation ----------------------------------------------------------------------------------------------
@@ -120,7 +127,7 @@ def test_a_webhook_refuses_the_jobset(case: ClusterCase, monkeypatch: pytest.Mon
 
     monkeypatch.setattr(manifest, "jobset", wrong)
     case.do("provision")
-    words = refused(case.stage("train"))
+    words = refused(case, "train")
     assert words.startswith("gke: the cluster refuses to create jobsets.jobset.x-k8s.io")
     assert "invalid replicatedJob name 'nobody'" in words
     assert len(words) < 900
@@ -203,7 +210,7 @@ def test_a_jobset_of_that_name_by_somebody_else(case: ClusterCase) -> None:
     case.plane.apply({**kind, "metadata": metadata, "spec": spec})
     there = case.jobset
     for name in ("train", "provision"):
-        words = refused(case.stage(name))
+        words = refused(case, name)
         assert f"JobSet {case.run_id} in namespace {case.namespace} belongs to gs://theirs/runs/r" in words
         assert "choose another run.name" in words
     train = case.stage("train")
@@ -229,7 +236,7 @@ def test_a_jobset_of_this_run_with_another_spec(case: ClusterCase) -> None:
     change = json.dumps({"metadata": {"annotations": {names.SPEC_HASH: "0" * 64}}})
     case.plane.kubectl("patch", "jobset", case.run_id, "-n", case.namespace, "--type=merge", "-p", change)
     time.sleep(0.35)  # what was seen before is good for an interval
-    words = refused(case.stage("provision"))
+    words = refused(case, "provision")
     assert f"{case.run_id} was created from another spec (hash {'0' * 64}" in words
     assert "delete it first (`elastic-tpu release " in words
     assert case.jobset is not None

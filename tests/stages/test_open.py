@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 from elastic_tpu.platforms.gke.api.choice import ForeignLogin
+from elastic_tpu.platforms.gke.api.cluster import Cluster
 from elastic_tpu.runs.errors import BadInput
 from elastic_tpu.runs.record.run import create_run, open_run
 from elastic_tpu.runs.spec.load import read_spec
@@ -18,6 +19,7 @@ from elastic_tpu.stages.allowed import home_of, require_under
 from elastic_tpu.stages.open import open_stage
 from elastic_tpu.stages.stage import Step
 from elastic_tpu.stages.steps import PROVISION, RELEASE, STEPS
+from elastic_tpu.tests.platforms.gke.scripted_api import Answer, ScriptedApi, serving
 from elastic_tpu.tests.support import Case
 from elastic_tpu.tests.tools import small
 
@@ -37,6 +39,32 @@ def test_without_a_login_to_the_cluster_no_run_is_started(tmp_path: Path, gcs_bu
                 open_stage(step, str(source), "dag/1", "try 1", allow_local=True)
     release = open_stage(RELEASE, str(source), "dag/1", "try 1")
     assert release.poll().reason == "no run was started; nothing to do"
+    assert open_store(f"gs://{gcs_bucket}/runs").list() == []
+
+
+@pytest.mark.parametrize("name", ["small", "small-{run}"])
+def test_a_run_that_the_cluster_would_refuse_leaves_no_directory(
+    tmp_path: Path, gcs_bucket: str, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(Cluster.__init__.__kwdefaults__ or {}, "pauses", ())
+    asked = Answer({"kind": "SelfSubjectAccessReview", "status": {"allowed": False, "userInfo": {"username": "ann"}}})
+    with serving(ScriptedApi(asked)) as api:
+        config = tmp_path / "config"
+        cluster = {"clusters": [{"name": "c", "cluster": {"server": api.url}}], "users": [{"name": "u", "user": {}}]}
+        context = {"contexts": [{"name": "x", "context": {"cluster": "c", "user": "u"}}], "current-context": "x"}
+        config.write_text(yaml.safe_dump({"apiVersion": "v1", "kind": "Config", **cluster, **context}))
+        source = tmp_path / "spec.yaml"
+        document = small.gke(
+            run={"name": name, "output": f"gs://{gcs_bucket}/runs"},
+            gke={"kubeconfig": str(config), "namespace": "team"},
+        )
+        source.write_text(yaml.safe_dump(document))
+        for step in STEPS.values():
+            if step is not RELEASE:
+                with pytest.raises(BadInput, match=r"gke\.namespace: 'team', ann may not create jobsets"):
+                    open_stage(step, str(source), "dag/1", "try 1", allow_local=True)
+        release = open_stage(RELEASE, str(source), "dag/1", "try 1")
+        assert release.poll().reason == "no run was started; nothing to do"
     assert open_store(f"gs://{gcs_bucket}/runs").list() == []
 
 

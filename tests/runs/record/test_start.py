@@ -151,6 +151,26 @@ def test_without_a_login_nothing_is_written(tmp_path: Path, name: str, person: b
 
 @NAMES
 @WHO
+def test_a_platform_that_would_refuse_the_run_is_asked_before_anything_is_written_and_only_then(
+    tmp_path: Path, name: str, person: bool
+) -> None:
+    case = Case(tmp_path, run={"name": name})
+
+    def refuse(spec: RunSpec) -> None:
+        raise BadInput("no rights")
+
+    def started(admit: Callable[[RunSpec], None]) -> Run:
+        return start_or_open(str(case.spec), "ann@host", lambda spec: None, admit, person=person)
+
+    with pytest.raises(BadInput, match="no rights"):
+        started(refuse)
+    assert not case.output.exists()
+    first = started(lambda spec: None)
+    assert started(refuse).uri == first.uri  # its stages ask for themselves
+
+
+@NAMES
+@WHO
 def test_a_spec_that_is_edited_during_the_login_starts_as_it_was_read(tmp_path: Path, name: str, person: bool) -> None:
     case = Case(tmp_path, run={"name": name})
     asked = list[int]()
