@@ -21,6 +21,7 @@ from ..components.provision_slices.component import provision_slices
 from ..components.release_slices.component import release_slices
 from ..components.train_elastic.component import train_elastic
 from ..runs.extras import needed
+from .step_settings import StepSettings
 
 with needed("kfp", "the KFP pipeline"):
     from kfp import dsl
@@ -29,12 +30,12 @@ NAME = "train-export-evaluate"
 DESCRIPTION = "Train on TPU slices that may be lost, give them back, export the proven checkpoint and evaluate it."
 
 
-def for_backend(image: str = IMAGE) -> Any:
-    """The pipeline for a cluster or Vertex AI; its parameter is `run`."""
+def for_backend(image: str = IMAGE, settings: StepSettings | None = None) -> Any:
+    """The pipeline for a cluster or Vertex AI; its parameter is `run`. Every step gets the settings."""
 
     @dsl.pipeline(name=NAME, description=DESCRIPTION)  # type: ignore[untyped-decorator]
     def pipeline(run: str) -> None:
-        _tasks(run, dsl.PIPELINE_JOB_ID_PLACEHOLDER, image, imports_model=True)
+        _tasks(run, dsl.PIPELINE_JOB_ID_PLACEHOLDER, image, settings or StepSettings())
 
     return pipeline
 
@@ -44,16 +45,19 @@ def for_this_machine() -> Any:
 
     @dsl.pipeline(name=NAME, description=DESCRIPTION)  # type: ignore[untyped-decorator]
     def pipeline(run: str, holder: str) -> None:
-        # kfp.local resolves no condition on a task beside it, and shows no artifacts.
-        _tasks(run, holder, IMAGE, imports_model=False)
+        _tasks(run, holder, IMAGE, None)
 
     return pipeline
 
 
-def _tasks(run: str, holder: str, image: str, *, imports_model: bool) -> None:
+def _tasks(run: str, holder: str, image: str, settings: StepSettings | None) -> None:
+    """The tasks; without settings those for kfp.local, whose steps are processes."""
+
     def task(component: Any, name: str, after: Any = None, **inputs: Any) -> Any:
         made = component(run=run, holder=holder, **inputs).set_caching_options(False).set_container_image(image)
         made.set_display_name(name)
+        if settings is not None:
+            settings.apply(made)
         return made if after is None else made.after(after)
 
     # No retries: a backend cannot tell a lost pod from a user's error, which a retry would only repeat.
@@ -63,7 +67,7 @@ def _tasks(run: str, holder: str, image: str, *, imports_model: bool) -> None:
         release = task(release_slices, "release", train)
         export = task(export_checkpoint, "export", release)
         task(evaluate_checkpoint, "evaluate", export)
-        if imports_model:
+        if settings is not None:  # kfp.local resolves no condition on a task beside it, and shows no artifacts
             with dsl.If(export.outputs["model_uri"] != "", name="exported"):
                 # The export's own artifact must lie inside the pipeline root; the model stays in the run directory.
                 model = dsl.importer(export.outputs["model_uri"], dsl.Model)
