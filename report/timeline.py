@@ -20,6 +20,8 @@ _SLICE: Mapping[str, str | None] = {
 _TRAINING: Mapping[str, str | None] = {
     "attempt.started": "starting",
     "train.first_step": "training",
+    "train.suspended": "suspended",
+    "train.resumed": "training",
     "recovery.started": "recovering",
     "recovery.finished": "training",
     "train.stopped": "ending",
@@ -74,14 +76,18 @@ def timeline(events: Sequence[Event], ends: Mapping[tuple[str, int], datetime], 
                 mark = (event.time, _SLICE[event.kind], str(event.data.get("how", "")))
                 marks.setdefault(f"slice {index}", []).append(mark)
         if event.writer == "trainer" and event.kind in _TRAINING:
-            marks.setdefault("training", []).append((event.time, _TRAINING[event.kind], _note(event)))
+            lane = marks.setdefault("training", [])
+            # Slices that are away are told of a start or a recovery as well: that is what it is then.
+            needs = {"train.suspended": "training", "train.resumed": "suspended"}.get(event.kind)
+            if needs is None or (lane and lane[-1][1] == needs):
+                lane.append((event.time, _TRAINING[event.kind], _note(event)))
         elif event.kind in ("attempt.started", "attempt.ended") and event.writer in ("export", "evaluate"):
             state = "working" if event.kind == "attempt.started" else None
             marks.setdefault(event.writer, []).append((event.time, state, _note(event)))
     for (job, number), end in ends.items():
-        lane = marks.get("training" if job == "train" else job)
-        if lane is not None:
-            lane.append((end, None, f"attempt {number} ended"))
+        ended = marks.get("training" if job == "train" else job)
+        if ended is not None:
+            ended.append((end, None, f"attempt {number} ended"))
     if not marks:
         return None
     lanes = tuple(Lane(name, _spans(sorted(marks[name], key=lambda m: m[0]), until)) for name in _order(marks))

@@ -52,10 +52,11 @@ def progress_text(stage: str, verdict: Verdict, status: Status | None, job: JobP
         parts.append(f"{show_duration(status.eta)} to go")
     if status.slices.wanted:  # 0 until the trainer has looked at its slices
         parts.append(f"slices {status.slices.active} of {status.slices.wanted}")
-    if status.reason and status.phase in ("waiting", "stopping"):
+    if status.reason and status.phase in ("waiting", "suspended", "stopping"):
         # What a recovery is from: the slice that it names may be back.
         parts.append(f"recovering from: {status.reason}" if status.phase == "waiting" else status.reason)
-    if verdict.phase == "running" and verdict.reason and verdict.reason not in (status.reason, status.doing):
+    told = (status.reason, status.doing)
+    if verdict.phase in ("running", "suspended") and verdict.reason and verdict.reason not in told:
         parts.append(verdict.reason)
     return "train: " + ", ".join(parts)
 

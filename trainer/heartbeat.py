@@ -2,7 +2,7 @@
 
 One write a beat, conditional on the generation of the last one: if status.json was written by another process, another
 trainer runs and this one exits without a further write. The claim is read at each beat. While there is no live state
-(waiting, restoring, compiling) the thread itself ends the process: a library may block for hours (docs/contracts.md 6).
+(waiting, suspended, compiling) the thread itself ends the process: a library may block for hours (docs/contracts.md 6).
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import dataclasses
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
@@ -26,10 +26,12 @@ from ..runs.record.status import Status, load_status
 from ..runs.store import records
 from ..runs.store.base import Item
 from .limits import Watch, overdue
+from .suspension import Suspension, is_late
 
 _log = logging.getLogger("elastic_tpu.trainer")
 _RECORD_END = 10.0  # seconds to record the end in; Kubernetes gives a process 30 to end
-_NO_LIVE_STATE = ("starting", "waiting", "restoring", "compiling")
+_NO_LIVE_STATE = ("starting", "waiting", "restoring", "compiling", "suspended")
+_ON_SLICES = ("restoring", "compiling", "training", "saving", "stopping")
 
 
 @dataclass(frozen=True)
@@ -54,6 +56,11 @@ class Heartbeat:
       pause: sleeps for a number of seconds.
       record_end: records exit code and reason when the thread itself ends the process; may fail or hang.
       tell_rebuilt: called when status.json is damaged, before it is replaced.
+      tell: records an event (kind, step, **data); must not block.
+
+    Attributes:
+      slices_away: asked when a step is late: slices that training holds and that are not up, each with what is known of
+        it. While there are some the status says suspended, and no stall counts.
     """
 
     def __init__(
@@ -68,10 +75,14 @@ class Heartbeat:
         pause: Callable[[float], None] = time.sleep,
         record_end: Callable[[ExitCode, str], None] = lambda code, reason: None,
         tell_rebuilt: Callable[[Rebuilt], None] = lambda rebuilt: None,
+        tell: Callable[..., None] = lambda kind, **data: None,
     ) -> None:
         self._run, self._interval, self._leave, self._clock, self._pause = run, interval, leave, clock, pause
         self._status = Status(run.run_id, attempt, nonce, steps=run.spec.train.steps)
         self._elapsed, self._record_end, self._tell_rebuilt = elapsed, record_end, tell_rebuilt
+        self._tell = tell
+        self.slices_away: Callable[[], Mapping[int, str]] = dict
+        self._suspension = Suspension()
         self._unknown_before = False  # status.json was damaged at the start: an earlier trainer may still run
         self._generation: str | None = None
         self._state = threading.Lock()  # training takes it at every step, so it is never held during a write
@@ -110,6 +121,8 @@ class Heartbeat:
         """Say where training is; a change of phase is written at once, all else with the next beat."""
         with self._state:
             phase = changes.get("phase", self._status.phase)
+            if phase != self._status.phase or changes.get("step", self._status.step) != self._status.step:
+                self._note_away({})
             if phase != self._status.phase:
                 self._phase_since = self._progress_at = self._clock()
                 self._wake.put(None)
@@ -192,6 +205,7 @@ class Heartbeat:
             if self._closed:
                 return
             self._look_at_claim()
+            self._look_at_slices()
             self._write()
             if not self._closed:
                 self._enforce()
@@ -262,7 +276,11 @@ class Heartbeat:
 
     def _dump(self) -> bytes:
         seconds = self._clock() - self._doing_since if self._status.doing else 0.0
-        return dataclasses.replace(self._status, doing_seconds=round(seconds, 1)).dump()
+        said = dataclasses.replace(self._status, doing_seconds=round(seconds, 1))
+        if away := self._suspension.away:
+            there = dataclasses.replace(said.slices, active=max(0, said.slices.active - len(away)))
+            said = dataclasses.replace(said, phase="suspended", reason=self._suspension.reason, slices=there)
+        return said.dump()
 
     def _exit(self, code: ExitCode) -> None:
         self._closed = self._left = True
@@ -286,15 +304,49 @@ class Heartbeat:
         if self._clock() - self._stop_seen[1] >= claim.grace:
             self.request_stop(Stop(ExitCode.ENDED_ON_REQUEST, f"stopped by {claim.asked_by}"))
 
+    def _look_at_slices(self, always: bool = False) -> None:
+        """Ask whether slices are away if a step is late; a step that ends meanwhile counts for more."""
+        with self._state:
+            status, since = self._status, self._progress_at
+        late = always or is_late(self._clock() - since, self._interval, status.step_seconds)
+        away = self.slices_away() if late and status.phase in _ON_SLICES else {}
+        with self._state:
+            if since == self._progress_at:
+                self._note_away(away)
+
+    def _note_away(self, away: Mapping[int, str]) -> None:
+        """Take in which slices are away; once they are back, the limits of a step count anew."""
+        now, step = self._clock(), self._status.step
+        if away and not self._suspension.away:
+            self._tell("train.suspended", step=step, slices=sorted(away), why="; ".join(sorted({*away.values()})))
+        over = self._suspension.note(away, now)
+        if over is not None:
+            self._tell("train.resumed", step=step, seconds=round(over, 3))
+            self._phase_since = self._progress_at = now
+
+    @property
+    def suspended_seconds(self) -> float:
+        """Seconds so far in which training stood still because slices were away."""
+        return self._suspension.total(self._clock())
+
+    def _watch(self) -> Watch:
+        now, away = self._clock(), self._suspension.away
+        phase = "suspended" if away else self._status.phase
+        in_phase = self._suspension.lasts(now) if away else now - self._phase_since
+        return Watch(phase, in_phase, now - self._progress_at, self._elapsed())
+
     def _enforce(self) -> None:
-        now = self._clock()
-        watch = Watch(self._status.phase, now - self._phase_since, now - self._progress_at, self._elapsed())
+        watch = self._watch()
         spent = overdue(watch, self._run.spec)
+        if spent is not None and spent.code == ExitCode.INFRASTRUCTURE:  # a stall, unless slices are away
+            self._look_at_slices(always=True)
+            watch = self._watch()
+            spent = overdue(watch, self._run.spec)
         if spent is not None and spent.now:
             self._end_now(spent.code, spent.reason)
         elif spent is not None:
             self.request_stop(Stop(spent.code, spent.reason))
-        if self.stop is not None and self._status.phase in _NO_LIVE_STATE:
+        if self.stop is not None and watch.phase in _NO_LIVE_STATE:
             self._end_now(self.stop.code, self.stop.reason)
 
     def _end_now(self, code: ExitCode, reason: str) -> None:
@@ -321,6 +373,7 @@ class Heartbeat:
 
     def _end_status(self, code: int, reason: str, **changes: Any) -> None:
         with self._state:
+            self._suspension.note({}, self._clock())
             self._status = dataclasses.replace(
                 self._status, phase="ended", exit=int(code), reason=reason, doing="", **changes
             )

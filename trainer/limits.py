@@ -11,7 +11,10 @@ from ..runs.units import format_duration
 
 @dataclass(frozen=True)
 class Watch:
-    """Seconds: in this phase, since the last step, and since the run's first attempt began."""
+    """Seconds: in this phase, since the last step, and since the run's first attempt began.
+
+    `phase`: as in status.json; suspended = slices that training holds are away (trainer/suspension.py).
+    """
 
     phase: str
     in_phase: float
@@ -31,12 +34,12 @@ class Overdue:
 def overdue(watch: Watch, spec: RunSpec) -> Overdue | None:
     """The limit that is spent, if any.
 
-    While slices are missing only `wait_for_slices` and `total` count: a run may stand still for long without being
-    stalled. A stall (all slices there, no step) is infrastructure: a new process may succeed.
+    While slices are missing or suspended only `wait_for_slices` and `total` count: a run may stand still for long
+    without being stalled. A stall (all slices there, no step) is infrastructure: a new process may succeed.
     """
     live = watch.phase in ("training", "saving", "stopping")
     recovery = spec.recovery_limits
-    if watch.phase == "waiting" and watch.in_phase > recovery.wait_for_slices:
+    if watch.phase in ("waiting", "suspended") and watch.in_phase > recovery.wait_for_slices:
         limit = format_duration(recovery.wait_for_slices)
         return Overdue(
             ExitCode.LIMIT_SPENT, f"recovery.wait_for_slices ({limit}) is spent: the slices did not come back", True

@@ -5,6 +5,7 @@ Uses neither MaxText nor JAX, so it starts before they are imported and serves a
 
 from __future__ import annotations
 
+import faulthandler
 import logging
 import os
 import secrets
@@ -32,6 +33,7 @@ from ..runs.record.events import EventLog
 from ..runs.record.run import Run, local_folder
 from ..runs.record.status import Status
 from ..runs.store import records
+from .event_queue import EventQueue
 from .heartbeat import Heartbeat
 
 _log = logging.getLogger("elastic_tpu.trainer")
@@ -183,6 +185,7 @@ class TrainerSession:
             self.attempt.elapsed,
             record_end=self._record_end_by_heartbeat,
             tell_rebuilt=partial(tell_rebuilt, self.events),
+            tell=EventQueue(self.event).put,
         )
         self.heartbeat.update(proven_step=self.proven_step)
         self.before: Status | None = self.heartbeat.start()
@@ -224,8 +227,9 @@ class TrainerSession:
             _log.warning("the end of the attempt could not be recorded: %s", error)
 
     def _record_end_by_heartbeat(self, code: ExitCode, reason: str) -> None:
-        """The heartbeat ends the process: it does so with 75 only for a stall."""
+        """The heartbeat ends the process: it does so with 75 only for a stall, whose stacks go into the log first."""
         if code == ExitCode.INFRASTRUCTURE:
+            faulthandler.dump_traceback(file=2)  # all threads; takes no lock that a thread which hangs may hold
             self.events.write("train.stalled", step=self.heartbeat.status.step, reason=reason)
         self._record_end(code, reason)
         if self.log is not None:

@@ -230,6 +230,14 @@ class GkeSlices:
         with self._changed:
             return frozenset(index for index, slice_ in enumerate(self._slices) if slice_.up or not self._looked)
 
+    def away(self) -> dict[int, str]:
+        """Held slices that were not up at the last look, each with the state of its Job: lost, or suspended."""
+        with self._changed:
+            if not self._looked or self._over or self._closed:
+                return {}  # unknown is not away
+            held = {index: self._slices[index] for index in self._held}
+            return {i: s.seen.detail if s.seen else "its Job is gone" for i, s in held.items() if not s.up}
+
     def ask_back(self, indices: Iterable[int]) -> None:
         """Look at once, and often for a while. Deletes nothing that the thread would not delete by itself: a slice that
         JAX calls lost may be back, restarted in place, or starting."""

@@ -67,6 +67,17 @@ class LocalSlices:
                 found.add(index)
         return frozenset(found)
 
+    def away(self) -> dict[int, str]:
+        """Held slices of which a worker does not answer now; asks by connections of its own, for any thread."""
+        found = {}
+        for index in list(self._held):
+            probes = self._connect(index)
+            if probes is None:
+                found[index] = "its worker does not answer"
+            else:
+                _close(probes)
+        return found
+
     def ask_back(self, indices: Iterable[int]) -> None:
         """Does nothing: the supervisor restarts lost workers by itself."""
 

@@ -37,9 +37,10 @@ def measure(events: Sequence[Event], end: datetime) -> Goodput:
     """Account for the time from the moment all slices were first ready until `end`.
 
     The first step of a process or of a recovery holds the compilation, so it counts as start or recovery, not as
-    training. A later process that recovers nothing starts as well: from its `attempt.started` to its first step. What
-    events do not explain is `other`. Where they add up to more than the total (of a process that died
-    they hold estimates), the excess is taken off training, then off the kinds before it.
+    training. A step that waited for slices that were away is training without that time, which is `suspended`; in a
+    start or a recovery it is part of those. A later process that recovers nothing starts as well: from its
+    `attempt.started` to its first step. What events do not explain is `other`. Where they add up to more than the
+    total (of a process that died they hold estimates), the excess is taken off training, then off the kinds before it.
     """
     ready = [e.time for e in events if e.kind == "slice.ready" and e.data.get("all")]
     begin = min(ready) if ready else min((e.time for e in events if e.kind == "attempt.started"), default=end)
@@ -62,6 +63,7 @@ def measure(events: Sequence[Event], end: datetime) -> Goodput:
     )
     spent |= {part: sum(r.seconds[part] for r in done) for part in RECOVERY_PARTS}
     spent["first_step"] += later
+    spent["suspended"] = _suspended(events, end)
     spent["repeated"] = repeated
     spent["training"] = trained - repeated - spent["first_step"] - in_start
     left, kinds = total, {}
@@ -70,6 +72,25 @@ def measure(events: Sequence[Event], end: datetime) -> Goodput:
         left = max(0.0, left - kinds[kind])
     kinds["other"] = round(left, 3)
     return Goodput(total, kinds["training"], kinds, tuple(done))
+
+
+_TRAINS = ("train.first_step", RecoveryFinished.KIND)
+_TRAINS_NOT = (RecoveryStarted.KIND, "train.stopped", "attempt.started", "attempt.ended")
+
+
+def _suspended(events: Sequence[Event], end: datetime) -> float:
+    """Seconds in which training waited for slices that were away; also if that goes on, or the process ended in it."""
+    training, since, total = False, None, 0.0
+    for event in (e for e in events if e.writer == "trainer"):
+        over = event.kind == "train.resumed" or event.kind in _TRAINS_NOT
+        if since is not None and over:
+            took = (event.time - since).total_seconds()
+            total += _seconds(event, "seconds") if event.kind == "train.resumed" else took
+            since = None
+        if event.kind == "train.suspended" and training:
+            since = event.time
+        training = (training or event.kind in _TRAINS) and event.kind not in _TRAINS_NOT
+    return total + (0.0 if since is None else max(0.0, (end - since).total_seconds()))
 
 
 def _start_before(first_step: Event, events: Sequence[Event]) -> datetime | None:

@@ -105,6 +105,7 @@ _RUNNING_PHASES: dict[str, Phase] = {
     "restoring": "starting",
     "compiling": "starting",
     "training": "running",
+    "suspended": "suspended",
     "saving": "running",
     "stopping": "finishing",
     "ended": "finishing",

@@ -36,6 +36,8 @@ KINDS = frozenset(
         "train.first_step",
         "train.stopped",
         "train.stalled",
+        "train.suspended",
+        "train.resumed",
         "recovery.started",
         "recovery.finished",
         "checkpoint.saved",

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from .run import Run
 
-Phase = Literal["starting", "waiting", "restoring", "compiling", "training", "saving", "stopping", "ended"]
+Phase = Literal["starting", "waiting", "restoring", "compiling", "training", "suspended", "saving", "stopping", "ended"]
 _DAMAGED = "the file is damaged, or elastic-tpu did not write it"
 
 

@@ -162,7 +162,8 @@ class Recovery(Section):
 
     wait_for_slices: Duration = Field(
         default=4 * 3600.0,
-        description="How long the trainer waits for missing slices. Then the run ends with exit code 77.",
+        description="How long the trainer waits for slices that are missing or suspended. Then the run ends with exit "
+        "code 77.",
     )
     stalled_after: Duration = Field(
         default=20 * 60.0,

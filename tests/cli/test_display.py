@@ -34,6 +34,12 @@ def test_a_recovery_does_not_contradict_its_slices() -> None:
     assert told == "train: waiting, step 46 of 60, slices 3 of 3, recovering from: slice 1 lost"
 
 
+def test_slices_that_are_away_are_told_with_what_is_known_of_them() -> None:
+    away = Status("r", 1, "n", phase="suspended", step=46, steps=60, slices=SliceCount(2, 3), reason="slice 1 is away")
+    told = progress_text("train", Verdict("suspended", reason="slice 1 is away"), away)
+    assert told == "train: suspended, step 46 of 60, slices 2 of 3, slice 1 is away"
+
+
 def status(phase: Any) -> Status:
     return Status("r", 1, "n", phase=phase, step=46, steps=60, slices=SliceCount(2, 2))
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from ...trainer.training.hardware import Slices
@@ -15,11 +15,13 @@ class FakeSlices:
     Attributes:
       up: slices that are up now.
       gone: slices that were held and are lost.
+      missing: slices that are held and not up, each with the reason.
       asked: slices that were asked back, in the order of the calls.
     """
 
     up: frozenset[int] = frozenset()
     gone: frozenset[int] = frozenset()
+    missing: Mapping[int, str] = field(default_factory=dict)
     asked: list[int] = field(default_factory=list)
 
     def hold(self, indices: Iterable[int]) -> frozenset[int]:
@@ -30,6 +32,9 @@ class FakeSlices:
 
     def alive(self) -> frozenset[int]:
         return self.up
+
+    def away(self) -> Mapping[int, str]:
+        return self.missing
 
     def ask_back(self, indices: Iterable[int]) -> None:
         self.asked.extend(indices)

@@ -42,7 +42,9 @@ def test_a_slice_is_lost_with_any_of_its_vms(workers: Workers) -> None:
     workers[1, 1].wait()
     until(lambda: slices.lost() == {1}, "the loss")
     assert slices.alive() == {0}
+    assert slices.away() == {1: "its worker does not answer"}
     assert slices.hold({0, 1}) == {0}
+    assert slices.away() == {}  # slice 1 is not held
     workers[1, 1] = start(1, 1)
     until(lambda: slices.alive() == {0, 1}, "the worker to be back")
     assert slices.lost() == frozenset()  # slice 1 is not held

@@ -210,6 +210,30 @@ def test_slices_and_training_over_time() -> None:
     }
 
 
+def test_slices_that_are_away_show_in_the_lane_and_in_the_account() -> None:
+    away = (
+        event(33, "train.suspended", 25, slices=[1], why="3 of 4 pods ready"),
+        event(39, "train.resumed", 25, seconds=6.0),
+    )
+    found = of(events=(*EVENTS, *away))
+    line = tell(found).timeline
+    assert line is not None
+    lane = next(lane for lane in line.lanes if lane.name == "training")
+    assert [(span.state, span.note) for span in lane.spans[-2:]] == [
+        ("suspended", "3 of 4 pods ready"),
+        ("training", ""),
+    ]
+    assert laid_out(found).rows("data-kind")["suspended"]["data-seconds"] == "6.0"
+
+
+def test_slices_that_are_away_in_a_recovery_leave_it_one() -> None:
+    away = (event(27, "train.suspended", 29, slices=[1], why="away"), event(28, "train.resumed", 29, seconds=1.0))
+    line = tell(of(events=tuple(sorted((*EVENTS, *away), key=lambda e: e.time)))).timeline
+    assert line is not None
+    lane = next(lane for lane in line.lanes if lane.name == "training")
+    assert [span.state for span in lane.spans] == ["starting", "training", "recovering", "training"]
+
+
 def test_a_process_that_was_killed_leaves_a_gap_until_the_next_one_starts() -> None:
     again = (*EVENTS, event(60, "attempt.started"), event(61, "recovery.started", 40))
     made = timeline(again, {("train", 1): at(50)}, at(70))

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 from elastic_tpu.runs.errors import BadInput, Changed, Damaged, EndedOnRequest, ExitCode, NotFound, Unreachable
 from elastic_tpu.runs.record.run import Run
-from elastic_tpu.runs.record.status import Status, load_status
+from elastic_tpu.runs.record.status import SliceCount, Status, load_status
 from elastic_tpu.runs.store import records
 from elastic_tpu.runs.store.base import Item
 from elastic_tpu.runs.store.posix import PosixStore
@@ -56,7 +56,9 @@ class Trainer:
             lambda: self.now,
             self.wait,
             lambda code, reason: self.record_end(code, reason),
+            tell=lambda kind, **data: self.told.append((kind, data)),
         )
+        self.told: list[tuple[str, dict[str, Any]]] = []
         self.said: list[tuple[int, str, str]] = []
         self.while_waiting: Callable[[], object] = lambda: None
 
@@ -507,6 +509,75 @@ def test_a_limit_ends_the_process_with_its_status_written(phase: str, seconds: f
     assert (said.phase, said.exit) == ("ended", code)
     assert reason in said.reason
     assert trainer.said == [(code, said.reason, "ended")]  # once, after the status
+
+
+def suspended(**changes: Any) -> Trainer:
+    """A trainer in a step, one of whose slices has been away for a minute."""
+    trainer = Trainer(**LIMITS).started(**{"phase": "training", "step": 7, "slices": SliceCount(2, 2), **changes})
+    trainer.beat.slices_away = lambda: {1: "3 of 4 pods ready"}
+    trainer.beats(4)
+    return trainer
+
+
+@pytest.mark.parametrize("phase", ["training", "saving", "compiling"])
+def test_slices_that_are_away_are_no_stall_and_the_status_says_so(phase: str) -> None:
+    trainer = suspended(phase=phase)
+    said = trainer.status()
+    assert (said.phase, said.reason, said.slices) == (
+        "suspended",
+        "slice 1 is away: 3 of 4 pods ready",
+        SliceCount(1, 2),
+    )
+    trainer.beats(200)  # 50 min: longer than any limit of a step
+    assert trainer.left == []
+    trainer.beat.slices_away = dict
+    trainer.beats(1)
+    assert (trainer.status().phase, trainer.status().slices) == (phase, SliceCount(2, 2))
+    trainer.beats(79)  # the time for a step counts anew
+    assert trainer.left == []
+    trainer.beats(45)
+    assert trainer.left == [75]
+
+
+def test_slices_that_never_come_back_spend_the_wait_for_them() -> None:
+    trainer = suspended()
+    trainer.beats(int(HOUR // INTERVAL) + 1)
+    assert trainer.left == [77]
+    assert "recovery.wait_for_slices (1h)" in trainer.status().reason
+
+
+def test_a_suspension_is_told_and_its_seconds_are_counted() -> None:
+    trainer = suspended()
+    trainer.beats(19)
+    trainer.beat.update(step=8)  # Pathways resumed: the step is done before the next look
+    trainer.beats(1)
+    assert trainer.status().phase == "training"
+    assert trainer.told == [
+        ("train.suspended", {"step": 7, "slices": [1], "why": "3 of 4 pods ready"}),
+        ("train.resumed", {"step": 7, "seconds": 20 * INTERVAL}),
+    ]
+    assert trainer.beat.suspended_seconds == 20 * INTERVAL
+
+
+def test_slices_are_asked_about_only_when_a_step_is_late() -> None:
+    trainer = Trainer(**LIMITS).started(phase="training", step=7, step_seconds=60.0)
+    asked: list[float] = []
+    trainer.beat.slices_away = lambda: asked.append(trainer.now) or {}  # type: ignore[func-returns-value]
+    trainer.beats(8)  # two usual steps
+    assert asked == []
+    trainer.beats(1)
+    assert len(asked) == 1
+    trainer.beat.update(phase="waiting")  # nothing is held
+    trainer.beats(40)
+    assert len(asked) == 1
+
+
+def test_a_stop_is_not_kept_waiting_by_slices_that_are_away() -> None:
+    trainer = suspended()
+    trainer.claim("stop", by="me@host")
+    trainer.beats()
+    assert trainer.left == [ExitCode.ENDED_ON_REQUEST]
+    assert trainer.status().phase == "ended"
 
 
 def test_steps_and_changes_of_phase_are_progress() -> None:

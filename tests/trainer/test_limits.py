@@ -18,6 +18,10 @@ MINUTE, HOUR = 60.0, 3600.0
         (Watch("waiting", 2 * HOUR, 9 * HOUR, 9 * HOUR), None, "", False),
         (Watch("waiting", 2 * HOUR + 1, 0, 9 * HOUR), 77, "recovery.wait_for_slices (2h) is spent", True),
         (Watch("waiting", 1, 0, 10 * HOUR + 1), 77, "limits.total (10h) is spent", True),
+        # Slices that training holds are away: the same, however long no step came.
+        (Watch("suspended", 2 * HOUR, 9 * HOUR, 9 * HOUR), None, "", False),
+        (Watch("suspended", 2 * HOUR + 1, 3 * HOUR, 9 * HOUR), 77, "recovery.wait_for_slices (2h) is spent", True),
+        (Watch("suspended", 1, HOUR, 10 * HOUR + 1), 77, "limits.total (10h) is spent", True),
         # A stall is judged only while there is live state.
         (Watch("training", 5 * HOUR, 20 * MINUTE, 5 * HOUR), None, "", False),
         (Watch("training", 5 * HOUR, 21 * MINUTE, 5 * HOUR), 75, "no step for 20m (recovery.stalled_after)", True),

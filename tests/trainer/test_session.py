@@ -205,6 +205,10 @@ def test_a_session_from_start_to_end(tmp_path: Path) -> None:
         assert (second.before.step, second.before.exit) == (3, 75)
 
 
+def kinds(run: Run) -> set[str]:
+    return {event.kind for event in EventReader(run.store).all()}
+
+
 def ends(run: Run) -> list[tuple[str, int | None, Any]]:
     told = [e for e in EventReader(run.store).all() if e.kind in ("train.stalled", "attempt.ended")]
     return [(e.kind, e.step, e.data.get("code")) for e in told]
@@ -229,6 +233,17 @@ def test_a_stall_is_told_with_the_end_by_the_heartbeat(tmp_path: Path) -> None:
         assert ends(run) == [("train.stalled", 3, None), ("attempt.ended", None, 75)]
 
 
+def test_slices_that_are_away_are_told_and_a_stall_is_not(tmp_path: Path) -> None:
+    run = run_at(tmp_path, recovery={"stalled_after": "1s"})
+    with session_of(run) as session:
+        session.heartbeat.slices_away = lambda: {1: "suspended"}
+        session.heartbeat.update(phase="training", step=3)
+        until(lambda: kinds(run) & {"train.suspended", "train.stalled"}, "what the heartbeat says of it")
+        session.heartbeat.update(step=4)
+        until(lambda: "train.resumed" in kinds(run), "the end of it")
+        assert "train.stalled" not in kinds(run)
+
+
 def test_a_stop_with_nothing_to_save_is_told_as_an_end(tmp_path: Path) -> None:
     run = run_at(tmp_path)
     with session_of(run) as session:
@@ -246,7 +261,9 @@ from elastic_tpu.trainer.session import TrainerSession
 session = TrainerSession(open_run(sys.argv[1]))
 print("the last line")
 session.heartbeat.update(phase="training", step=3)
-threading.Event().wait()
+def hangs():
+    threading.Event().wait()
+hangs()
 """
 
 
@@ -255,7 +272,9 @@ def test_the_log_of_a_stalled_trainer_reaches_the_bucket(gcs_bucket: str) -> Non
     assert (
         subprocess.run([sys.executable, "-c", STALL, run.uri], stdout=subprocess.DEVNULL, timeout=60).returncode == 75
     )
-    assert b"the last line" in run.store.read("attempts/1/trainer.log").data
+    log = run.store.read("attempts/1/trainer.log").data
+    assert b"the last line" in log
+    assert b"in hangs" in log, "the stack of the thread that hangs"
     assert [kind for kind, *_ in ends(run)] == ["train.stalled", "attempt.ended"]
 
 

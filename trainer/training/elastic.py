@@ -43,6 +43,7 @@ class ElasticTraining:
         self._budget = Budget(self._spec.recovery_limits.attempts_without_progress)
         self._manager = Manager()
         self._maxtext = maxtext_patches.install(self, self._manager)
+        self._beat.slices_away = self._slices.away
         self._configured: tuple[int, Any, Any] | None = None
         self._checkpointer: Any = None
         self._before: Failure | None = None
@@ -50,7 +51,7 @@ class ElasticTraining:
         self._recovering: Recovering | None = after_a_dead_process(session.before)
         self._proven: int | None = None
         self._first_of_attempt = True
-        self._completed_at = time.monotonic()
+        self._completed_at, self._suspended_before = time.monotonic(), 0.0
         self.early_stop = False
         self._step, self._saved_step = -1, -1  # being done, and last one whose save has begun
         if self._recovering is not None:
@@ -178,12 +179,13 @@ class ElasticTraining:
             self._recovering.fail_again(why, lost)
             return
         reached = self._beat.status.step
-        self._recovering = Recovering(why, lost, reached, now, now - self._completed_at, self._times)
+        self._recovering = Recovering(why, lost, reached, now, self._since_completed(now), self._times)
         tell_started(self._session, self._recovering, self._times.total)
 
     def _slices_lost(self) -> None:
         """Before a recovery: ask for the lost slices back, and wait for the end of a save that is under way."""
         self._slices.ask_back(self._slices.lost())
+        self._slices.hold(())  # until they are taken again none is needed, so a save that hangs is a stall
         alive = SliceCount(len(self._slices.alive()), self._spec.slices.count)
         checkpointer, self._checkpointer = self._checkpointer, None
         if checkpointer is not None:
@@ -296,8 +298,8 @@ class ElasticTraining:
 
     def _completed(self, step: int, began: float) -> None:
         now = time.monotonic()
-        seconds = now - (began if self._first_of_attempt else self._completed_at)
-        self._completed_at = now
+        seconds = now - began if self._first_of_attempt else self._since_completed(now)
+        self._completed_at, self._suspended_before = now, self._beat.suspended_seconds
         self._times.add(step, seconds)
         proven = self._beat.status.proven_step
         if proven is not None and step % 64 == 0:
@@ -314,6 +316,10 @@ class ElasticTraining:
         )
         if self._before is not None and step >= self._before.step:
             self._before = None  # past the step that failed
+
+    def _since_completed(self, now: float) -> float:
+        """Seconds since the last completed step, without those in which slices were away."""
+        return max(0.0, now - self._completed_at - (self._beat.suspended_seconds - self._suspended_before))
 
     def _after_first_step(self, step: int, seconds: float, now: float) -> None:
         self._beat.update(step=step, step_seconds=None, doing="", trained_seconds=round(self._times.total, 3))

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import logging
 import os
-import queue
-import threading
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
-from ...runs.errors import BadInput, ElasticTPUError, Problem
+from ...runs.errors import BadInput, Problem
 from ...runs.record.run import Run
 from ...runs.spec import plan, tpu
+from ..event_queue import EventQueue
 
 _log = logging.getLogger("elastic_tpu.trainer")
 # "2x1": VMs x devices a VM that stand in for each slice of a run on GKE. Only test clusters set it.
@@ -30,6 +29,9 @@ class Slices(Protocol):
 
     def alive(self) -> frozenset[int]:
         """Slices that are up now."""
+
+    def away(self) -> Mapping[int, str]:
+        """Slices that are held and not up now, each with what is known of it. Any thread may ask."""
 
     def ask_back(self, indices: Iterable[int]) -> None:
         """Ask for lost slices to be started again at once."""
@@ -122,6 +124,10 @@ class WatchedWorkers:
         """Slices whose workers answer."""
         return self._workers.alive()
 
+    def away(self) -> Mapping[int, str]:
+        """Held slices of which a worker does not answer."""
+        return self._workers.away()
+
     def ask_back(self, indices: Iterable[int]) -> None:
         """Look at the Jobs of these slices at once."""
         self._jobs.ask_back(indices)
@@ -135,25 +141,15 @@ class WatchedWorkers:
 class SliceEvents:
     """Writes what happens to slices into the run directory: slice.ready, slice.lost, slice.back.
 
-    A thread of its own writes them, so that a storage that is away does not delay bringing a slice back.
+    By a queue, so that a storage that is away does not delay bringing a slice back.
     """
 
     def __init__(self, tell: Callable[..., None], count: int, *, simulated: bool) -> None:
-        self._tell, self._count, self._more = tell, count, {"simulated": True} if simulated else {}
-        self._waiting: queue.SimpleQueue[tuple[str, dict[str, object]]] = queue.SimpleQueue()
-        threading.Thread(target=self._write, name="slice-events", daemon=True).start()
+        self._queue, self._count, self._more = EventQueue(tell), count, {"simulated": True} if simulated else {}
 
     def __call__(self, kind: str, index: int | None, why: str) -> None:
         """Queue the event of a change; arguments as of `on_change` of `GkeSlices`."""
         if index is None:
-            self._waiting.put(("slice.ready", {"all": True, "slices": list(range(self._count)), **self._more}))
+            self._queue.put("slice.ready", all=True, slices=list(range(self._count)), **self._more)
         else:
-            self._waiting.put((f"slice.{kind}", {"slice": index, "how": why, **self._more}))
-
-    def _write(self) -> None:
-        while True:
-            kind, data = self._waiting.get()
-            try:
-                self._tell(kind, **data)
-            except ElasticTPUError as error:
-                _log.warning("%s could not be recorded: %s", kind, error)
+            self._queue.put(f"slice.{kind}", slice=index, how=why, **self._more)

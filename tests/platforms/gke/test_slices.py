@@ -312,10 +312,12 @@ def test_a_lost_slice_is_deleted_once_by_its_uid_and_comes_back(api: Api, opened
     assert api.deletes[0][1]["preconditions"] == {"uid": "b"}
     assert api.deletes[0][1]["propagationPolicy"] == "Background"
     assert (slices.alive(), slices.lost()) == ({0}, {1})
+    assert slices.away() == {1: "0 of 4 pods ready, all exist"}
     api.change(1, job("c", 4))
     until(lambda: changes[1:] == [("lost", 1), ("back", 1)], "lost and back")
     assert slices.alive() == {0, 1}
     assert slices.lost() == {1}  # it is another slice than the one that was taken
+    assert slices.away() == {}
     slices.hold({0, 1})
     assert slices.lost() == frozenset()
 

@@ -60,6 +60,7 @@ def test_a_run_with_a_lost_slice_and_a_dead_process() -> None:
         "wait": 61,
         "rebuild": 24,
         "first_step": 20,
+        "suspended": 0,
         "repeated": 6,
         "training": 35 + 30 + 28 - 6 - 3 * 10,
         "other": 17,  # the dead process was noticed and started again, the last checkpoint proven
@@ -68,6 +69,42 @@ def test_a_run_with_a_lost_slice_and_a_dead_process() -> None:
     assert sum(spent.seconds_by_kind.values()) == pytest.approx(210)
     assert spent.ratio == pytest.approx(57 / 210)
     assert (spent.steps_lost, len(spent.recoveries)) == (6, 2)
+
+
+SUSPENDED = [
+    event(0, "slice.ready", all=True),
+    event(20, "train.first_step", seconds=10),
+    event(40, "train.suspended", slices=[1]),
+]
+
+
+def test_the_time_in_which_slices_were_away_is_neither_training_nor_unknown() -> None:
+    resumed = [*SUSPENDED, event(101, "train.resumed", seconds=60), event(120, "train.stopped", trained_seconds=50)]
+    kinds = measure(resumed, NOON + timedelta(seconds=120)).seconds_by_kind
+    assert (kinds["start"], kinds["training"], kinds["suspended"], kinds["other"]) == (20, 40, 60, 0)
+
+
+@pytest.mark.parametrize(
+    "after", [[], [event(100, "recovery.started", trained_seconds=30)], [event(100, "attempt.started")]]
+)
+def test_slices_that_did_not_come_back_are_counted_until_something_else_happened(after: list[Event]) -> None:
+    late = [event(100.2, "train.resumed", seconds=60)] if after else []  # of a recovery: told by another thread
+    kinds = measure([*SUSPENDED, *after, *late], NOON + timedelta(seconds=100)).seconds_by_kind
+    assert kinds["suspended"] == 60
+
+
+def test_slices_that_are_away_in_a_recovery_are_part_of_it() -> None:
+    story = [
+        event(0, "slice.ready", all=True),
+        event(20, "train.first_step", seconds=10),
+        event(30, "recovery.started", trained_seconds=20),
+        event(40, "train.suspended", slices=[1]),
+        event(70, "train.resumed", seconds=30),
+        recovered(80, detect=0, wait=5, rebuild=40, first_step=5, reached=9, restored=9),
+        event(90, "train.stopped", trained_seconds=15),
+    ]
+    kinds = measure(story, NOON + timedelta(seconds=90)).seconds_by_kind
+    assert (kinds["suspended"], kinds["rebuild"]) == (0, 40)
 
 
 def test_a_loss_before_the_very_first_step_is_no_lost_run() -> None:

@@ -96,6 +96,7 @@ def test_a_job_that_is_gone_without_a_proof() -> None:
         (Observation("running"), status("compiling"), "starting"),
         (Observation("running"), status("compiling", recovery=1), "recovering"),
         (Observation("running"), status("waiting"), "recovering"),
+        (Observation("running"), status("suspended"), "suspended"),
         (Observation("running"), status("training"), "running"),
         (Observation("running", trainer_lives=False), status("training"), "finishing"),  # gone, not yet recorded
         (Observation("running"), status("training", recovery=1), "running"),
