@@ -67,7 +67,7 @@ class Display(Protocol):
     def event(self, event: Event) -> None:
         """Show an event of the run, if it is one for people."""
 
-    def look(self, stage: str, verdict: Verdict, status: Status | None, job: JobProgress | None = None) -> None:
+    def look(self, stage: str, verdict: Verdict, status: Status | None = None, job: JobProgress | None = None) -> None:
         """Show where the stage is now: by the trainer's status, or by the progress of a job on CPU."""
 
 
@@ -132,7 +132,7 @@ class PlainDisplay:
             stamp = event.time.astimezone().strftime("%H:%M:%S")
             self._console.tell(f"{stamp}  {text}")
 
-    def look(self, stage: str, verdict: Verdict, status: Status | None, job: JobProgress | None = None) -> None:
+    def look(self, stage: str, verdict: Verdict, status: Status | None = None, job: JobProgress | None = None) -> None:
         shown = f"{status.phase} {status.doing}" if status and stage == "train" else job.doing if job else ""
         phase = f"{stage} {verdict.phase} {shown}"
         if phase == self._last and time.monotonic() - self._said < _PLAIN_EVERY:
@@ -159,7 +159,7 @@ class LiveDisplay(PlainDisplay):
     def __exit__(self, *_: object) -> None:
         self._live.__exit__(None, None, None)
 
-    def look(self, stage: str, verdict: Verdict, status: Status | None, job: JobProgress | None = None) -> None:
+    def look(self, stage: str, verdict: Verdict, status: Status | None = None, job: JobProgress | None = None) -> None:
         if stage == "train" and status is not None:
             self._bar.update(self._task, description="train", completed=status.step + 1, total=status.steps)
         elif job is not None and job.total:

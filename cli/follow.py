@@ -7,12 +7,10 @@ import traceback
 from contextlib import suppress
 
 from ..runs import masking
-from ..runs.errors import BadInput, ElasticTPUError, ExitCode, HeldByAnother, NotFound, Unreachable
+from ..runs.errors import BadInput, ElasticTPUError, ExitCode, HeldByAnother, Unreachable
 from ..runs.judge.verdict import Verdict
-from ..runs.record import paths
 from ..runs.record.claim import read_claim
 from ..runs.record.events import EventReader
-from ..runs.record.job_progress import JobProgress, read_job_progress
 from ..runs.record.result import read_result
 from ..runs.record.run import Run, open_run
 from ..runs.record.start import is_spec, this_person
@@ -25,6 +23,7 @@ from ..stages.results import StageResult
 from ..stages.retry import until_answered
 from ..stages.stage import Stage, Step
 from ..stages.steps import PROVISION, RELEASE_AT_END, STEPS, TRAIN
+from ..stages.told import Told
 from .display import Display, LastingConsole, make_display, say_aside
 from .interrupts import HungUp, Stopped, ignoring_interrupts, signals_as_interrupts
 from .login import settled_to_run
@@ -91,13 +90,6 @@ def _so_far(run: Run) -> str:
     return f"step {status.step} of {status.steps} done, newest proven checkpoint: {proven}"
 
 
-def _status_generation(run: Run) -> str | None:
-    try:
-        return run.store.read(paths.STATUS).generation
-    except NotFound:
-        return None
-
-
 class Follower:
     """Drives the stages of a run in this process; a subclass may let something else drive them."""
 
@@ -105,8 +97,9 @@ class Follower:
         self.run, self.who, self.take_over, self._display = run, who, take_over, display
         self._events = EventReader(run.store)
         self._shown = len(self._events.all())
-        self._old_status = _status_generation(run)  # of an earlier trainer, or of one that beats again soon
-        self._old_progress = {job: read_job_progress(run, job) for job in ("export", "evaluate")}
+        self._told = {job: Told(run, job) for job in ("train", "export", "evaluate")}
+        for told in self._told.values():
+            told.hide()  # of an earlier process, or of one that beats again soon
         self._term: int | None = None  # of the claim, once this process has it
         self.results: dict[str, StageResult] = {}
         self.error: str = ""
@@ -211,20 +204,12 @@ class Follower:
 
     def _look(self, stage: Stage, verdict: Verdict) -> None:
         """Show where the stage is, by what was written since this process began."""
-        if stage.name in self._old_progress:
-            self._display.look(stage.name, verdict, None, self._progress(stage.name))
+        told = self._told.get(stage.name)
+        if told is None:
+            self._display.look(stage.name, verdict)
             return
-        if self._old_status is not None and self._old_status == _status_generation(self.run):
-            if stage.name == "train" and verdict.phase not in ("queued", "suspended"):
-                verdict = Verdict("starting")  # the verdict is by the old status as well
-            self._display.look(stage.name, verdict, None)
-            return
-        self._old_status = None
-        self._display.look(stage.name, verdict, read_status(self.run))
-
-    def _progress(self, job: str) -> JobProgress | None:
-        found = read_job_progress(self.run, job)
-        return None if found is None or found == self._old_progress[job] else found[0]
+        told.read()
+        self._display.look(stage.name, told.shown(verdict), told.status, told.progress)
 
     def _cancel(self, stage: Stage) -> None:
         if stage.name == "train":

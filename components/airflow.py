@@ -49,6 +49,7 @@ _XCOM_BYTES = 2000
 _TEXT = 1000  # characters of a reason that go into Airflow's database; the log has all of it
 _NOT_OPEN = 15.0  # seconds between two tries to open a run
 _POKE = 3.0  # seconds, at most, between two looks in the worker
+_TELL_EVERY = 300.0  # seconds between two log lines of a stage that just goes on: the log is kept, for weeks
 _LAST_SECONDS = 4.0  # Airflow sends SIGKILL 5 s after SIGTERM
 _SIGNAL_GRACE = 300.0  # seconds in which the next try can undo the stop of a try that a signal ended
 
@@ -127,7 +128,7 @@ class StageTrigger(BaseTrigger):
         super().__init__()  # type: ignore[no-untyped-call]
         self.submitted = Submitted(step, run, holder, instance, term, deadline, allow_local, spec_hash)
         self._stage: Stage | None = None
-        self._progress = ProgressLog(self.log.info)
+        self._progress = ProgressLog(self.log.info, _TELL_EVERY)
 
     def serialize(self) -> tuple[str, dict[str, Any]]:
         """Class path and arguments, for Airflow's database."""
@@ -250,7 +251,7 @@ class StageOperator(BaseOperator):
         """Whether the stage is done now, or within `poke_before_defer`."""
         limit = self.poke_before_defer if deadline is None else min(self.poke_before_defer, deadline - time.time())
         until = time.monotonic() + limit
-        log = ProgressLog(self.log.info)
+        log = ProgressLog(self.log.info, _TELL_EVERY)
         while not leaves.is_set():
             verdict = stage.poll()
             log.look(verdict, stage.progress())

@@ -16,7 +16,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from types import FrameType
 from typing import Any
@@ -28,10 +28,11 @@ from ..runs.extras import needed
 from ..runs.units import show_duration
 from ..stages.allowed import ALLOW_LOCAL, allows_local, prefixes_in, require_under
 from ..stages.open import open_stage
+from ..stages.progress import ProgressLog
 from ..stages.results import StageResult
 from ..stages.retry import until_answered
 from ..stages.stage import Stage, Step
-from ..stages.steps import PROVISION, RELEASE, RELEASE_AT_END, STEPS, TRAIN
+from ..stages.steps import PROVISION, RELEASE, RELEASE_AT_END, STEPS
 from .step_end import why
 from .step_files import INSTANCE, SPEC_HASH, TAKE_OVER, Note, NoteFile
 from .step_outputs import fill, write_model_uri
@@ -131,7 +132,7 @@ def _drive(step: Step, run: str, holder: str, seen: _Seen) -> StageResult:
     def once() -> StageResult:
         stage = until_answered(lambda: _open(step, run, holder), say)
         seen.uri = stage.uri
-        return follow(stage, progress=lambda: _progress(stage))
+        return follow(stage)
 
     def tell(state: RetryCallState) -> None:
         say(f"{step.name}: {state.outcome.exception() if state.outcome else ''}; trying again")
@@ -148,7 +149,6 @@ def _drive(step: Step, run: str, holder: str, seen: _Seen) -> StageResult:
 def follow(
     stage: Stage,
     *,
-    progress: Callable[[], str] = lambda: "",
     tell: Callable[[str], None] = say,
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
@@ -156,7 +156,6 @@ def follow(
     """Submit the stage, poll it until it is done, collect. Logs a line on each change, and every 30 s.
 
     Args:
-      progress: how far a running stage is, for the log; may raise Unreachable.
       tell: writes a line to the log.
       clock, sleep: in seconds.
 
@@ -166,18 +165,12 @@ def follow(
     """
     try:
         until_answered(stage.submit, tell, clock, sleep)
-        last, said = "", float("-inf")
+        log = ProgressLog(tell, _EVERY, clock)
         while True:
             verdict = until_answered(stage.poll, tell, clock, sleep)
             if verdict.done:
                 return until_answered(stage.collect, tell, clock, sleep)
-            text = f"{stage.name}: {verdict.phase}" + (f", {verdict.reason}" if verdict.reason else "")
-            if text != last or clock() - said >= _EVERY:
-                more = ""
-                with suppress(Unreachable):  # the log line is complete without it
-                    more = progress()
-                tell(text + (f", {more}" if more else ""))
-                last, said = text, clock()
+            log.look(verdict, stage.progress())
             sleep(stage.interval)
     except Terminated:
         try:
@@ -229,21 +222,6 @@ def term_of(run: str, instance: str) -> int | None:
     if seen is None:
         return None
     return seen.claim.term if seen.claim.instance == instance else _NOBODY
-
-
-def _progress(stage: Stage) -> str:
-    """How far training is; empty for other steps."""
-    from ..runs.record.run import open_run
-    from ..runs.record.status import read_status
-
-    if stage.name != TRAIN.name or stage.uri is None:
-        return ""
-    status = read_status(open_run(stage.uri))
-    if status is None:
-        return ""
-    loss = "" if status.loss is None else f", loss {status.loss:.3f}"
-    slices = f", {status.slices.active} of {status.slices.wanted} slices" if status.slices.wanted else ""
-    return f"step {max(status.step, 0)} of {status.steps}{loss}{slices}"
 
 
 @contextmanager

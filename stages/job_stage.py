@@ -19,6 +19,7 @@ from .report_hook import reported, write_report
 from .results import PROOFS, RESULTS, StageResult, error_of, last_stage
 from .retry import waits_for_answer
 from .stage_claim import StageClaim
+from .told import Told
 
 if TYPE_CHECKING:
     from ..platforms.base import Job, Platform
@@ -43,8 +44,8 @@ class JobStage:
         self.step, self.name = step, step.name
         self.job: Job = Job(step.name, (*step.argv, "--run", run.uri), step.slices)
         self._proof = PROOFS[step.name]
+        self._job_told = Told(run, step.name)
         self._verdict: Verdict | None = None
-        self._seen: Status | None = None  # at the last look
         self._told = ""
         self._in_report = (1, 0, -1)  # attempt, recoveries of it and newest proven step that the report tells of
         self._next_report = float("-inf")  # monotonic seconds
@@ -62,6 +63,8 @@ class JobStage:
         lives = self._look().state in ("queued", "starting", "running", "suspended")
         # After the look: a job that has just ended may have written its proof since.
         if lives or self._proof(self.run)[0] is None:
+            if not lives:
+                self._job_told.hide()
             if self.job.slices and not lives:
                 self._take_slices()
             self.platform.launch(self.job, self._waiting)  # adopts a living job of the same spec
@@ -85,7 +88,7 @@ class JobStage:
         if seen.state in ("over", "absent"):
             value, why = self._proof(self.run)
             proven = value is not None
-        status = self._seen = self._status()
+        status = self._job_told.read()
         if status is not None:
             self._report(status)
         verdict = judge(self.name, seen, status, proven, why)
@@ -100,7 +103,8 @@ class JobStage:
         return self._verdict
 
     def progress(self) -> str:
-        return progress_text(self.name, self._verdict or Verdict("starting"), self._seen)
+        told, verdict = self._job_told, self._verdict or Verdict("starting")
+        return progress_text(self.name, told.shown(verdict), told.status, told.progress)
 
     @reported
     def collect(self) -> StageResult:
@@ -190,11 +194,6 @@ class JobStage:
             return None
         return Verdict.ended(ExitCode.LIMIT_SPENT, spent.reason, seen.evidence, limit=spent.field)
 
-    def _status(self) -> Status | None:
-        from ..runs.record.status import read_status
-
-        return read_status(self.run) if self.name == "train" else None
-
     def _waiting(self, what: str) -> None:
         """Called while what is left of an earlier job is removed: keep the claim, and end if a stop was asked for."""
         if what != self._told:
@@ -208,7 +207,7 @@ class JobStage:
         deadline = time.monotonic() + _STOP_WAIT
         told = False
         while True:
-            status = self._status()
+            status = self._job_told.read()
             if status is None or status.phase not in ("stopping", "ended"):
                 return
             seen = self._look()

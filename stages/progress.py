@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from ..runs.record.job_progress import JobProgress
     from ..runs.record.status import Status
 
-_EVERY = 300.0  # seconds between two lines of a stage that just goes on: its log is kept, and it may last for weeks
-
 
 def job_words(job: JobProgress) -> str:
     """What a job on CPU does, and how far it is."""
@@ -29,11 +27,11 @@ def job_words(job: JobProgress) -> str:
     return f"{words}, {done} of {total}{unit} ({100 * job.done / job.total:.0f} %)"
 
 
-def progress_text(stage: str, verdict: Verdict, status: Status | None, job: JobProgress | None = None) -> str:
+def progress_text(stage: str, verdict: Verdict, status: Status | None = None, job: JobProgress | None = None) -> str:
     """Where a stage is, in a line."""
     if job is not None and verdict.phase in ("starting", "running"):
         return f"{stage}: {job_words(job)}" + (f", {verdict.reason}" if verdict.reason else "")
-    if stage != "train" or status is None:
+    if stage != "train" or status is None or (status.phase == "ended" and verdict.phase in ("queued", "starting")):
         return f"{stage}: {verdict.phase}" + (f", {verdict.reason}" if verdict.reason else "")
     if status.phase == "ended":
         return "train: the trainer has ended"
@@ -62,15 +60,16 @@ def progress_text(stage: str, verdict: Verdict, status: Status | None, job: JobP
 
 
 class ProgressLog:
-    """Tells a log where a stage is: at once when its phase or its reason changes, else every five minutes.
+    """Tells a log where a stage is: at once when its phase or its reason changes, else from time to time.
 
     Args:
       tell: writes a line.
+      every: seconds between two lines of a stage that just goes on.
       clock: in seconds.
     """
 
-    def __init__(self, tell: Callable[[str], None], clock: Callable[[], float] = time.monotonic) -> None:
-        self._tell, self._clock = tell, clock
+    def __init__(self, tell: Callable[[str], None], every: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self._tell, self._every, self._clock = tell, every, clock
         self._told: tuple[str, str] | None = None
         self._next = 0.0
 
@@ -78,5 +77,5 @@ class ProgressLog:
         """Tell the line of this look, if it is time to."""
         now = self._clock()
         if (news := (verdict.phase, verdict.reason)) != self._told or now >= self._next:
-            self._told, self._next = news, now + _EVERY
+            self._told, self._next = news, now + self._every
             self._tell(line)

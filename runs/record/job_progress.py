@@ -8,6 +8,7 @@ from pydantic import BaseModel, ConfigDict, NonNegativeFloat, NonNegativeInt, Va
 
 from ..errors import BadInput, NotFound
 from ..store import records
+from ..store.base import Item
 from . import paths
 from .run import Run
 
@@ -41,6 +42,15 @@ def read_job_progress(run: Run, job: str) -> tuple[JobProgress, datetime] | None
     name = paths.job_progress(job)
     try:
         item = run.store.read(name)
-        return JobProgress.model_validate(records.load(item.data, run.path(name))), item.updated
-    except (NotFound, BadInput, ValidationError):
+    except (NotFound, BadInput):
+        return None
+    progress = job_progress_in(run, name, item)
+    return None if progress is None else (progress, item.updated)
+
+
+def job_progress_in(run: Run, name: str, item: Item) -> JobProgress | None:
+    """The progress in a file of this name that was read; None if it is not readable."""
+    try:
+        return JobProgress.model_validate(records.load(item.data, run.path(name)))
+    except (BadInput, ValidationError):
         return None

@@ -201,8 +201,9 @@ def _start_for_person(spec: RunSpec, who: str, when: datetime | None, admit_new:
             return last
     except (NotFound, BadInput):
         pass  # there is no last run, or its directory is gone, damaged or changed
-    admit_new()
     expanded = load.expand_name(spec, who, when)
+    if not has_spec(open_store(expanded.uri)):
+        admit_new()
     _take_name(output, spec, expanded, who)
     run = create_run(expanded)
     output.put(record, records.dump({"run": run.uri, "holder": who}))

@@ -10,13 +10,14 @@ from dataclasses import asdict, dataclass, field
 from functools import cache
 from typing import TYPE_CHECKING, Any, Literal
 
-from ..errors import Damaged
+from ..errors import Damaged, NotFound
 from ..store import records
 from . import paths
 
 if TYPE_CHECKING:
     from pydantic import TypeAdapter
 
+    from ..store.base import Item
     from .run import Run
 
 Phase = Literal["starting", "waiting", "restoring", "compiling", "training", "suspended", "saving", "stopping", "ended"]
@@ -110,6 +111,14 @@ def read_status(run: Run) -> Status | None:
       BadInput: a newer version wrote it.
     """
     try:
-        return load_status(run.read(paths.STATUS))
+        return status_in(run, run.store.read(paths.STATUS))
+    except NotFound:
+        return None
+
+
+def status_in(run: Run, item: Item) -> Status | None:
+    """The status in a status.json that was read; None and errors as of `read_status`."""
+    try:
+        return load_status(records.load(item.data, run.path(paths.STATUS)))
     except Damaged:
         return None

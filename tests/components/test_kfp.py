@@ -346,16 +346,6 @@ def test_a_stale_readme_is_named(tmp_path: Path, monkeypatch: Any, capsys: pytes
 # ---- what is not the stage's own matter
 
 
-def test_a_storage_that_does_not_answer_for_the_progress_ends_nothing() -> None:
-    def progress() -> str:
-        raise Unreachable("no answer")
-
-    lines: list[str] = []
-    stage = ScriptedStage(Verdict("running"), DONE)
-    assert adapter.follow(stage, progress=progress, tell=lines.append, sleep=lambda _: None).summary == "well"
-    assert lines == ["train: running"]
-
-
 @pytest.mark.parametrize(("stops", "said"), [(True, "stop written"), (False, "nothing is stopped")])
 def test_the_log_says_whether_a_stop_was_written(stops: bool, said: str) -> None:
     lines: list[str] = []

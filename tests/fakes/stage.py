@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ...runs.judge.verdict import Verdict
+from ...stages.progress import progress_text
 from ...stages.results import StageResult
 from ...stages.stage import Stage
 
@@ -37,10 +38,11 @@ class ScriptedStage:
         look = self.looks.pop(0)
         if isinstance(look, BaseException):
             raise look
+        self._last = look
         return look
 
     def progress(self) -> str:
-        return self.name
+        return progress_text(self.name, self._last)
 
     def collect(self) -> StageResult:
         if self.collects:

@@ -9,6 +9,8 @@ from collections.abc import Callable
 import pytest
 from elastic_tpu.runs.errors import ElasticTPUError, EndedOnRequest, ExitCode, HeldByAnother, Infrastructure
 from elastic_tpu.runs.judge.verdict import Verdict
+from elastic_tpu.runs.record.run import open_run
+from elastic_tpu.runs.record.status import Status
 from elastic_tpu.runs.store import records
 from elastic_tpu.stages.open import open_stage
 from elastic_tpu.stages.stage import Stage, Step
@@ -69,6 +71,20 @@ def test_all_stages_of_a_pipeline(make_case: MakeCase) -> None:
     assert case.claim.claim.state == "done"
     assert [case.attempts(job) for job in ("train", "export", "evaluate")] == [[1], [1], [1]]
     case.released()
+
+
+def test_a_new_trainer_is_not_described_by_what_the_last_one_wrote(make_case: MakeCase) -> None:
+    case = make_case(train={"steps": 10})
+    provisioned(case)
+    run = open_run(case.uri)
+    run.store.put("status.json", Status(run.run_id, 0, "old", phase="training", step=7, steps=10, loss=9.876).dump())
+    opened = stage(case, TRAIN)
+    opened.submit()
+    told = [opened.progress()]
+    while not opened.poll().done:
+        told.append(opened.progress())
+    assert not [line for line in told if "9.876" in line]
+    assert [line for line in told if "step" in line], told
 
 
 def test_a_later_try_adopts_and_a_finished_one_takes_the_result(make_case: MakeCase) -> None:

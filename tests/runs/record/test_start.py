@@ -151,9 +151,7 @@ def test_without_a_login_nothing_is_written(tmp_path: Path, name: str, person: b
 
 @NAMES
 @WHO
-def test_a_platform_that_would_refuse_the_run_is_asked_before_anything_is_written_and_only_then(
-    tmp_path: Path, name: str, person: bool
-) -> None:
+def test_a_platform_is_asked_before_a_new_run_is_written_and_only_then(tmp_path: Path, name: str, person: bool) -> None:
     case = Case(tmp_path, run={"name": name})
 
     def refuse(spec: RunSpec) -> None:
