@@ -127,7 +127,7 @@ def triggerer(airflow: Path) -> Iterator[Triggerer]:
 def test_a_trigger_that_moves_cancels_nothing_and_one_that_a_user_ends_does(
     triggerer: Triggerer, make_case: MakeCase
 ) -> None:
-    from elastic_tpu.components.airflow import StageTrigger
+    from elastic_tpu.components.airflow_trigger import StageTrigger
 
     case = make_case(train={"steps": 100_000})
     provision = open_stage(PROVISION, str(case.spec), HOLDER, "provision try 1", allow_local=True)
