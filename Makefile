@@ -12,7 +12,7 @@ DEMO := runs-demo
 # Tests start hundreds of Python processes: without cached bytecode each of them compiles its libraries anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup demo test test-fast test-full controlplane test-controlplane seed-experiment soak test-torch lint format lock audit bench clean
+.PHONY: help setup demo test test-fast test-airflow test-full controlplane test-controlplane seed-experiment soak test-torch lint format lock audit bench clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-17s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -27,10 +27,13 @@ demo: $(READY) ## the whole pipeline in KFP on this machine: train on simulated 
 	$(BIN)/elastic-tpu run examples/local.yaml --via kfp-local
 
 test: $(READY) ## run the tests (minutes); SEED=7 shuffles the files; the last lines say what could not run here
-	$(PYTEST) $(PARALLEL) -m "not full and not soak and not controlplane"
+	$(PYTEST) $(PARALLEL) -m "not airflow and not full and not soak and not controlplane"
 
 test-fast: $(READY) ## run the unit tests (a minute): no MaxText, no process, server or browser; the last lines say what is left out
 	$(PYTEST) $(PARALLEL) --fast
+
+test-airflow: $(READY) ## run the tests of the operators and the DAG, in a real Airflow
+	$(PYTEST) $(PARALLEL) -m "airflow and not full and not soak"
 
 test-full: $(READY) ## run the tests that take minutes each
 	$(PYTEST) $(PARALLEL) -m "full and not soak"

@@ -1,9 +1,8 @@
 """A pytest plugin: `--fast` leaves out the slow tests, which is what `make test-fast` does.
 
-A test is slow if it has one of the markers in `MARKERS`, uses one of the fixtures in `FIXTURES`, or starts a process: a
-server, a browser, a launcher, a trainer. No list says which tests start processes. The start is refused and the test is
-skipped there, so a new test needs no mark. One that is slow for another reason gets the marker `slow`. The closing
-lines count what was left out.
+A test is slow if it has one of the markers in `MARKERS` or starts a process: a server, a browser, a launcher. No list
+says which tests start processes. The start is refused and the test is skipped there, so a new test needs no mark. One
+that is slow for another reason gets the marker `slow`. The closing lines count what was left out.
 """
 
 from __future__ import annotations
@@ -22,10 +21,10 @@ MARKERS = {
     "maxtext": "import MaxText",
     "full": "take minutes",
     "soak": "take hours",
+    "airflow": "need an Airflow home",
     "controlplane": "need a Kubernetes control plane",
     "slow": "take seconds of computing",
 }
-FIXTURES = {"airflow": "need an Airflow home"}
 PROCESS = "start a process"
 _STARTS = {"subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn", "os.system", "multiprocessing"}
 
@@ -34,11 +33,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--fast", action="store_true", help="leave out the tests that take long: see tests/fast.py")
 
 
-def why_slow(markers: set[str], fixtures: set[str]) -> str:
+def why_slow(markers: set[str]) -> str:
     """Why a test is left out before it begins; "" = it is begun."""
-    reasons = [text for name, text in MARKERS.items() if name in markers]
-    reasons += [text for name, text in FIXTURES.items() if name in fixtures]
-    return reasons[0] if reasons else ""
+    return next((text for name, text in MARKERS.items() if name in markers), "")
 
 
 class Guard:
@@ -76,8 +73,7 @@ class Fast:
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
         """After the plugins that add markers."""
         for item in items:
-            markers = {mark.name for mark in item.iter_markers()}
-            if reason := why_slow(markers, set(getattr(item, "fixturenames", ()))):
+            if reason := why_slow({mark.name for mark in item.iter_markers()}):
                 item.add_marker(pytest.mark.skip(reason=SLOW + reason))
 
     @pytest.hookimpl(wrapper=True)

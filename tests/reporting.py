@@ -32,14 +32,14 @@ def _skipped(config: pytest.Config) -> Counter[str]:
     return Counter(reason for reason in reasons.values() if not reason.startswith(SLOW))
 
 
-def _leaves_out_controlplane(config: pytest.Config) -> bool:
-    return "not controlplane" in config.option.markexpr
+def _leaves_out(config: pytest.Config, marker: str) -> bool:
+    return f"not {marker}" in config.option.markexpr
 
 
 def _cannot_run(config: pytest.Config) -> list[str]:
     """What cannot run on this machine and why, a line each; also what `make test` leaves to another target."""
     lines = [f"{n} {'test' if n == 1 else 'tests'}: {reason}" for reason, n in sorted(_skipped(config).items())]
-    if _leaves_out_controlplane(config) and (reason := impossible()):
+    if _leaves_out(config, "controlplane") and (reason := impossible()):
         lines.append(f"the tests on a Kubernetes control plane: {reason}")
     return lines
 
@@ -58,7 +58,9 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
 
 @pytest.hookimpl(trylast=True)
 def pytest_terminal_summary(terminalreporter: TerminalReporter, config: pytest.Config) -> None:
-    if _leaves_out_controlplane(config) and not impossible():
+    if _leaves_out(config, "airflow"):
+        terminalreporter.write_line("Not among these: the tests in an Airflow: make test-airflow")
+    if _leaves_out(config, "controlplane") and not impossible():
         terminalreporter.write_line("Not among these: the tests on a Kubernetes control plane: make test-controlplane")
     cannot_run = _cannot_run(config)
     for line in cannot_run:

@@ -82,7 +82,7 @@ def modules_by_orchestrator() -> dict[str, list[str]]:
             in_components = room == "components"
             if room == "pipelines" or (in_components and relative.name in {"kfp", "component"}):
                 group = "kfp"
-            elif room == "dags" or (in_components and relative.name in {"airflow", "operator"}):
+            elif room == "dags" or (in_components and relative.name in {"airflow", "airflow_trigger", "operator"}):
                 group = "airflow"
             else:
                 group = "none"
@@ -327,8 +327,9 @@ def test_a_target_of_their_own_is_named_for_the_tests_on_a_control_plane(tmp_pat
     (tmp_path / "test_sample.py").write_text("def test_runs(): pass\n")
     shim(tmp_path / "bin" / "go", "exit 1")
     with_go = {"PATH": str(tmp_path / "bin"), "XDG_CACHE_HOME": str(tmp_path), "CI": "true"}
-    status, lines = closing_lines(tmp_path, "-m", "not controlplane", **with_go)
+    status, lines = closing_lines(tmp_path, "-m", "not airflow and not controlplane", **with_go)
     assert status == 0
+    assert "Not among these: the tests in an Airflow: make test-airflow" in lines
     assert "Not among these: the tests on a Kubernetes control plane: make test-controlplane" in lines
 
 
@@ -350,12 +351,13 @@ import pytest
 def server():
     subprocess.Popen(["sleep", "9"])
 @pytest.fixture
-def airflow(): pytest.fail("was set up")
+def home(): pytest.fail("was set up")
 def test_unit(): pass
 def test_unit_too(): pass
 def test_starts(): subprocess.run([sys.executable, "-c", ""])
 def test_is_served(server): pass
-def test_scheduled(airflow): pass
+@pytest.mark.airflow
+def test_scheduled(home): pass
 @pytest.mark.maxtext
 def test_trains(): pass
 @pytest.mark.slow

@@ -27,7 +27,7 @@ from elastic_tpu.stages.results import StageResult, error_of
 from elastic_tpu.tests.dags.airflow_home import airflow  # noqa: F401 - a fixture
 from elastic_tpu.tests.support import Case, expected_state, until
 
-pytestmark = pytest.mark.usefixtures("airflow")
+pytestmark = [pytest.mark.airflow, pytest.mark.usefixtures("airflow")]
 MakeCase = Callable[..., Case]
 HOLDER = "dag/run 1"
 LONG = {"train": {"steps": 100_000}}

@@ -1,7 +1,7 @@
 """Airflow for tests: a home of its own with a migrated SQLite database, once a session; quiet, and with no network.
 
 Importing Airflow reads its configuration, so the environment comes first: test modules import nothing of Airflow at
-their top, and take the `airflow` fixture.
+their top, take the `airflow` fixture and have the marker of that name.
 """
 
 from __future__ import annotations

@@ -14,6 +14,8 @@ import pytest
 from elastic_tpu.tests.dags.airflow_home import DagRun
 from elastic_tpu.tests.support import Case, Launcher
 
+pytestmark = pytest.mark.airflow
+
 SPEC: dict[str, Any] = {
     "export": {},
     "evaluate": {"gate": ["heldout.loss <= 1.5"]},

@@ -24,6 +24,8 @@ from elastic_tpu.tests.dags.airflow_home import EXAMPLE, ROOT, DagRun
 from elastic_tpu.tests.support import Case, Launcher, expected_state
 from elastic_tpu.tests.tools import small
 
+pytestmark = pytest.mark.airflow
+
 RunDag = Callable[..., DagRun]
 MakeCase = Callable[..., Case]
 SMALL: dict[str, Any] = {

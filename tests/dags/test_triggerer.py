@@ -15,6 +15,8 @@ from elastic_tpu.stages.open import open_stage
 from elastic_tpu.stages.steps import PROVISION, TRAIN
 from elastic_tpu.tests.support import Case, until
 
+pytestmark = pytest.mark.airflow
+
 MakeCase = Callable[..., Case]
 RUN_ID = "manual__triggerer"
 HOLDER = f"standin/{RUN_ID}"

@@ -30,7 +30,7 @@ def compiled(folder: Path, *options: str, target: str = "kfp") -> tuple[list[dic
 
 
 @pytest.mark.parametrize("target", ["kfp", "vertex"])
-def test_every_step_asks_for_cpu_and_memory_so_that_its_pod_is_not_the_first_to_be_evicted(
+def test_every_step_asks_for_cpu_and_memory_so_its_pod_is_not_evicted_first(
     tmp_path: Path, target: str
 ) -> None:
     for container in compiled(tmp_path, target=target)[0]:
