@@ -29,6 +29,7 @@ from elastic_tpu.runs.record.run import Run, open_run
 from elastic_tpu.runs.record.status import Status, load_status
 from elastic_tpu.runs.spec.run_spec import run_id
 from elastic_tpu.runs.store.open import open_store
+from elastic_tpu.tests import forks
 
 T = TypeVar("T")
 STANDIN = Path(__file__).with_name("standin.py")
@@ -276,6 +277,9 @@ def command(
     *args: str, cwd: Path | None = None, seconds: float = SECONDS, **env: str
 ) -> subprocess.CompletedProcess[str]:
     """Run `elastic-tpu` to its end, with its two outputs apart."""
+    environment = {**os.environ, **env}
+    if not any(name.startswith("PYTHON") for name in env):
+        return forks.run(args, cwd, environment, seconds)
     return subprocess.run(
         [*COMMAND, *args],
         stdin=subprocess.DEVNULL,
@@ -283,7 +287,7 @@ def command(
         text=True,
         timeout=seconds,
         cwd=cwd,
-        env={**os.environ, **env},
+        env=environment,
         check=False,
     )
 
