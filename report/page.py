@@ -5,6 +5,7 @@ Jinja2 escapes every text that comes from the run; the page's Content-Security-P
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 from datetime import UTC, datetime
@@ -61,6 +62,7 @@ def _speed_charts(story: Story, steps: int) -> dict[str, Markup]:
     return {name: Markup(loss_chart(line, [], steps, *size)) for name, size in sizes.items()}
 
 
+@functools.cache  # it keeps the compiled template: compiling takes longer than all else here, and a run has many reports
 def _environment() -> jinja2.Environment:
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(_FOLDER),
