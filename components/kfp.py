@@ -18,6 +18,7 @@ import traceback
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -60,6 +61,8 @@ def run_step(
     metrics: Any = None,
     report: Any = None,
     model_uri: str = "",
+    spec_hash: str = "",
+    spec_hash_file: str = "",
 ) -> None:
     """Drive a stage to its end, as the body of a component.
 
@@ -68,7 +71,9 @@ def run_step(
       run, holder: the component's two parameters (docs/contracts.md 2).
       last: of a release: see `SliceStep.last`.
       model, metrics, report: the output artifacts that the component has: `dsl.Model`, `dsl.Metrics`, `dsl.HTML`.
-      model_uri: path of the file of the output parameter of that name, if the component has it.
+      model_uri, spec_hash_file: paths of the files of the output parameters `model_uri` and `spec_hash`, where the
+        component has them.
+      spec_hash: that the run's spec must have; empty for any.
 
     Raises:
       SystemExit: the step failed; the code is an `ExitCode`.
@@ -77,9 +82,11 @@ def run_step(
     with _signals():
         file, seen = NoteFile(name), _Seen()
         try:
-            result = _drive(step, run, holder, seen)
+            result = _drive(step, run, holder, spec_hash, seen)
             if model_uri:
                 write_model_uri(model_uri, result)
+            if spec_hash_file:
+                Path(spec_hash_file).write_text(seen.spec_hash, encoding="utf-8")
             try:
                 until_answered(lambda: fill(seen.uri, result, model, metrics, report, say), say)
             except Unreachable as error:
@@ -105,6 +112,7 @@ class _Seen:
     """What a step has found so far."""
 
     uri: str | None = None
+    spec_hash: str = ""
 
 
 def _run_named(source: str) -> str:
@@ -125,13 +133,13 @@ def say(text: str) -> None:
     sys.stdout.flush()
 
 
-def _drive(step: Step, run: str, holder: str, seen: _Seen) -> StageResult:
+def _drive(step: Step, run: str, holder: str, spec_hash: str, seen: _Seen) -> StageResult:
     """Run the stage to its end; returns its result. A release is tried several times."""
     from tenacity import RetryCallState, Retrying, retry_if_exception_type, stop_after_attempt, wait_exponential
 
     def once() -> StageResult:
-        stage = until_answered(lambda: _open(step, run, holder), say)
-        seen.uri = stage.uri
+        stage = until_answered(lambda: _open(step, run, holder, spec_hash), say)
+        seen.uri, seen.spec_hash = stage.uri, stage.spec_hash
         return follow(stage)
 
     def tell(state: RetryCallState) -> None:
@@ -184,7 +192,7 @@ def follow(
         raise
 
 
-def _open(step: Step, run: str, holder: str) -> Stage:
+def _open(step: Step, run: str, holder: str, spec_hash: str) -> Stage:
     require_under(run, prefixes_in(os.environ))
     instance = os.environ.get(INSTANCE)
     # With an instance the runner of kfp.local started this process: beside the others, be it all in one container.
@@ -194,7 +202,7 @@ def _open(step: Step, run: str, holder: str) -> Stage:
 
         # The process is part of the instance: a container that is restarted has the same host name as before.
         who = f"{socket.gethostname()}:{this_instance()}"
-        return open_stage(step, run, holder, who, allow_local=allow_local, tell=say)
+        return open_stage(step, run, holder, who, allow_local=allow_local, spec_hash=spec_hash, tell=say)
     term = term_of(run, instance) if step.name == RELEASE.name else None
     take_over = step is PROVISION and bool(os.environ.get(TAKE_OVER))
     return open_stage(
@@ -205,7 +213,7 @@ def _open(step: Step, run: str, holder: str) -> Stage:
         take_over=take_over,
         term=term,
         allow_local=allow_local,
-        spec_hash=os.environ.get(SPEC_HASH, ""),
+        spec_hash=spec_hash or os.environ.get(SPEC_HASH, ""),
         tell=say,
     )
 

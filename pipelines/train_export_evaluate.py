@@ -5,7 +5,8 @@
 
 Every task takes `run` (URI of the run directory, or of the spec) and `holder`, which is the same for all tasks of one
 pipeline run. On a cluster the holder is the pipeline job's id. Backends fill in that placeholder only where it is a
-task's whole input, not in a default of a pipeline parameter, so there the pipeline has one parameter, `run`. On this
+task's whole input, not in a default of a pipeline parameter, so there the pipeline has one parameter, `run`. Provision
+gives the hash of the run's spec, and the tasks after it refuse another one; the exit task can take no output. On this
 machine kfp.local makes a new job id each time, so the runner passes the holder as a second parameter.
 
 Caching is off for every task: provision, train and release act on the outside world, and export and evaluate find
@@ -63,10 +64,11 @@ def _tasks(run: str, holder: str, image: str, settings: StepSettings | None) -> 
     # No retries: a backend cannot tell a lost pod from a user's error, which a retry would only repeat.
     with dsl.ExitHandler(task(release_slices, "release-at-the-end", last=True), name="slices-are-given-back"):
         provision = task(provision_slices, "provision")
-        train = task(train_elastic, "train", provision)
-        release = task(release_slices, "release", train)
-        export = task(export_checkpoint, "export", release)
-        task(evaluate_checkpoint, "evaluate", export)
+        pinned = {"spec_hash": provision.outputs["spec_hash"]}
+        train = task(train_elastic, "train", provision, **pinned)
+        release = task(release_slices, "release", train, **pinned)
+        export = task(export_checkpoint, "export", release, **pinned)
+        task(evaluate_checkpoint, "evaluate", export, **pinned)
         if settings is not None:  # kfp.local resolves no condition on a task beside it, and shows no artifacts
             with dsl.If(export.outputs["model_uri"] != "", name="exported"):
                 # The export's own artifact must lie inside the pipeline root; the model stays in the run directory.

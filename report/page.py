@@ -62,7 +62,7 @@ def _speed_charts(story: Story, steps: int) -> dict[str, Markup]:
     return {name: Markup(loss_chart(line, [], steps, *size)) for name, size in sizes.items()}
 
 
-@functools.cache  # it keeps the compiled template: compiling takes longer than all else here, and a run has many reports
+@functools.cache  # it keeps the compiled template: compiling takes longer than all else here
 def _environment() -> jinja2.Environment:
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(_FOLDER),

@@ -7,14 +7,15 @@ with kfp_needed():
 
 
 @dsl.component(base_image=IMAGE, install_kfp_package=False)  # type: ignore[untyped-decorator]
-def release_slices(run: str, holder: str, last: bool = False) -> None:
+def release_slices(run: str, holder: str, last: bool = False, spec_hash: str = "") -> None:
     """Give back every slice of a run and wait until it is gone. Safe to call at any time and repeatedly.
 
     Args:
       run: URI of the run directory, or of the run's spec.
       holder: Who drives the run, the same for every task of one pipeline run: `dsl.PIPELINE_JOB_ID_PLACEHOLDER`.
       last: No other task of the pipeline run follows: the claim is given up, unless a job still runs.
+      spec_hash: That the run's spec must have, as `provision_slices` gave it; without it any spec.
     """
     from elastic_tpu.components.kfp import run_step
 
-    run_step("release", run, holder, last=last)
+    run_step("release", run, holder, spec_hash=spec_hash, last=last)

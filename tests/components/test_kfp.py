@@ -204,6 +204,17 @@ def test_a_step_does_only_what_its_environment_allows(
     assert case.claim is None
 
 
+@pytest.mark.parametrize("name", [name for name in adapter.STEPS if name != "provision"])
+def test_a_step_refuses_another_spec_than_the_one_that_provision_found(
+    name: str, make_case: MakeCase, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    monkeypatch.setenv(ALLOW_LOCAL, "1")
+    run = create_run(read_spec(str(make_case().spec)))
+    with pytest.raises(SystemExit, match="64"):
+        adapter.run_step(name, run.uri, "job-1", spec_hash="0" * 64)
+    assert f"has the hash {run.spec_hash}, this pipeline started with {'0' * 64}" in last_line(capsys)
+
+
 @pytest.mark.parametrize("variable", ["KFP_POD_NAME", "CLOUD_ML_PROJECT_ID"])
 @pytest.mark.parametrize("name", adapter.STEPS)
 def test_in_a_container_of_a_backend_no_step_drives_a_local_run(
@@ -303,7 +314,10 @@ def test_a_pipeline_whose_provision_was_refused_releases_nothing(make_case: Make
 def test_a_component_has_the_two_parameters_and_a_pinned_image(name: str) -> None:
     spec = describe.component(name).component_spec
     last = {"last": "Boolean"} if name == "release_slices" else {}
-    assert {key: value.type for key, value in spec.inputs.items()} == {"run": "String", "holder": "String", **last}
+    pinned = {} if name == "provision_slices" else {"spec_hash": "String"}
+    needed = {key: value.type for key, value in spec.inputs.items() if not value.optional}
+    assert needed == {"run": "String", "holder": "String"}
+    assert {key: value.type for key, value in spec.inputs.items()} == {**needed, **last, **pinned}
     assert spec.implementation.container.image == f"elastic-tpu:{__version__}"
     about = describe.metadata(name)
     assert about["name"] == name

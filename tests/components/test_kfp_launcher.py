@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 from elastic_tpu.pipelines import describe
+from elastic_tpu.runs.record.run import open_run
 from elastic_tpu.stages.allowed import ALLOW_LOCAL
 from elastic_tpu.tests.support import Case
 
@@ -94,7 +95,9 @@ def test_the_launcher_takes_every_artifact_of_a_pipeline(
         made, parameters = made | artifacts, parameters | texts
         assert {key: why for key, value in made.items() if (why := refusal(value["uri"]))} == {}
     assert made["model"]["metadata"]["model"] == f"{output}/r/export/4"
-    assert parameters == {"model_uri": f"{output}/r/export/4"}  # the pipeline's importer makes the artifact of it
+    pinned = open_run(f"{output}/r").spec_hash
+    # The pipeline's importer makes an artifact of the URI.
+    assert parameters == {"model_uri": f"{output}/r/export/4", "spec_hash": pinned}
     assert set(made) == {"model", "metrics", "report"}
     assert Path(f"{tmp_path}/minio", made["report"]["uri"].removeprefix("minio://")).stat().st_size > 1000
 

@@ -47,7 +47,11 @@ def test_every_task_gets_the_run_and_the_holder_in_a_form_that_backends_resolve(
     assert set(found) == {*ORDER, "release-at-the-end"}
     for name, task in found.items():
         inputs = task["inputs"]["parameters"]
-        assert set(inputs) == {"run", "holder", *(["last"] if name == "release-at-the-end" else [])}
+        pinned = {"provision": set(), "release-at-the-end": {"last"}}.get(name, {"spec_hash"})
+        assert set(inputs) == {"run", "holder"} | pinned
+        if pinned == {"spec_hash"}:  # of the spec that provision found; an exit task can take nobody's output
+            made_by = {"outputParameterKey": "spec_hash", "producerTask": "provision-slices"}
+            assert inputs["spec_hash"]["taskOutputParameter"] == made_by
         assert inputs["holder"] == {"runtimeValue": {"constant": "{{$.pipeline_job_uuid}}"}}
         assert inputs["run"]["componentInputParameter"] in ("run", "pipelinechannel--run")
     (handler,) = (t for k, t in compiled["root"]["dag"]["tasks"].items() if "exit-handler" in k)
@@ -83,8 +87,9 @@ def test_tasks_are_in_order_and_the_exit_task_runs_whatever_happened(compiled: d
     by_key = {}
     for component in compiled["components"].values():
         by_key |= {key: t["taskInfo"]["name"] for key, t in component.get("dag", {}).get("tasks", {}).items()}
-    after = {name: [by_key[key] for key in found[name].get("dependentTasks", [])] for name in ORDER}
-    assert after == dict(zip(ORDER, [[], *([name] for name in ORDER)], strict=False))
+    after = {name: {by_key[key] for key in found[name].get("dependentTasks", [])} for name in ORDER}
+    # Each after the one before it, and after provision, whose output it takes.
+    assert after == dict(zip(ORDER, [set(), *({"provision", name} for name in ORDER)], strict=False))
     at_end = found["release-at-the-end"]
     assert at_end["triggerPolicy"]["strategy"] == "ALL_UPSTREAM_TASKS_COMPLETED"
     assert at_end["dependentTasks"] == ["exit-handler-1"]

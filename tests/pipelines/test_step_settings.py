@@ -30,9 +30,7 @@ def compiled(folder: Path, *options: str, target: str = "kfp") -> tuple[list[dic
 
 
 @pytest.mark.parametrize("target", ["kfp", "vertex"])
-def test_every_step_asks_for_cpu_and_memory_so_its_pod_is_not_evicted_first(
-    tmp_path: Path, target: str
-) -> None:
+def test_every_step_asks_for_cpu_and_memory_so_its_pod_is_not_evicted_first(tmp_path: Path, target: str) -> None:
     for container in compiled(tmp_path, target=target)[0]:
         asked = container["resources"]
         assert (asked["resourceCpuRequest"], asked["resourceMemoryRequest"]) == ("100m", "512Mi")
