@@ -19,12 +19,14 @@ from collections.abc import Callable, Sequence
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
-from ..components.airflow import HOLDER, airflow_errors
-from ..components.evaluate_checkpoint.operator import EvaluateCheckpointOperator
-from ..components.export_checkpoint.operator import ExportCheckpointOperator
-from ..components.provision_slices.operator import ProvisionSlicesOperator
-from ..components.release_slices.operator import ReleaseSlicesOperator
-from ..components.train_elastic.operator import TrainElasticOperator
+from ..components.airflow import (
+    EvaluateCheckpointOperator,
+    ExportCheckpointOperator,
+    ProvisionSlicesOperator,
+    ReleaseSlicesOperator,
+    TrainElasticOperator,
+)
+from ..components.airflow_operator import HOLDER, airflow_errors
 from ..runs.errors import ExitCode, GateFailed, error_for
 from ..runs.extras import needed
 from ..stages.allowed import home_of, prefixes_in, require_under

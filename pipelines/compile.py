@@ -16,7 +16,7 @@ from typing import Literal
 
 import yaml
 
-from ..components.kfp import IMAGE
+from ..components.kfp_step import IMAGE
 from ..runs.errors import BadInput, ElasticTPUError, Problem
 from ..runs.extras import needed
 from .step_settings import StepSettings, parse, refused_by_vertex

@@ -51,12 +51,13 @@ def readme(name: str) -> str:
         "## In a pipeline",
         "",
         "```python",
-        f"from elastic_tpu.components.{name}.component import {name}",
+        f"from elastic_tpu.components.kfp import {name}",
         "",
         f"task = {name}(run=run, holder=dsl.PIPELINE_JOB_ID_PLACEHOLDER).set_caching_options(False)",
         "```",
         "",
-        "The whole pipeline: `pipelines/train_export_evaluate.py`. In Airflow: `operator.py` beside this file.",
+        "The whole pipeline: `pipelines/train_export_evaluate.py`. In Airflow: "
+        f"`from elastic_tpu.components.airflow import {_operator(name)}`.",
         "",
         "## Behaviour",
         "",
@@ -72,8 +73,14 @@ def readme(name: str) -> str:
     return "\n".join(lines)
 
 
+def _operator(name: str) -> str:
+    """Name of the step's operator in Airflow."""
+    return "".join(word.capitalize() for word in name.split("_")) + "Operator"
+
+
 _TYPES = {"String": "str", "Boolean": "bool"}  # KFP's types as Python's
 _BEHAVIOUR = {
+    "comes_after": "Comes after",
     "side_effects": "Side effects",
     "idempotency": "Called again",
     "cancel": "Told to end",

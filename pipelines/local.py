@@ -20,7 +20,7 @@ from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 
-from ..components.kfp import term_of
+from ..components.kfp_step import term_of
 from ..components.step_files import INSTANCE, NOTES, SPEC_HASH, TAKE_OVER, Note, read_notes
 from ..runs import extras
 from ..runs.errors import BadInput, ExitCode

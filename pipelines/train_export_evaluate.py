@@ -15,12 +15,14 @@ from proofs on the storage that they are complete. KFP's cache would compare nam
 
 from typing import Any
 
-from ..components.evaluate_checkpoint.component import evaluate_checkpoint
-from ..components.export_checkpoint.component import export_checkpoint
-from ..components.kfp import IMAGE
-from ..components.provision_slices.component import provision_slices
-from ..components.release_slices.component import release_slices
-from ..components.train_elastic.component import train_elastic
+from ..components.kfp import (
+    evaluate_checkpoint,
+    export_checkpoint,
+    provision_slices,
+    release_slices,
+    train_elastic,
+)
+from ..components.kfp_step import IMAGE
 from ..runs.extras import needed
 from .step_settings import StepSettings
 

@@ -80,9 +80,9 @@ def modules_by_orchestrator() -> dict[str, list[str]]:
                 continue
             parts = [part for part in relative.parts if part != "__init__"]
             in_components = room == "components"
-            if room == "pipelines" or (in_components and relative.name in {"kfp", "component"}):
+            if room == "pipelines" or (in_components and relative.name in {"kfp", "kfp_step", "component"}):
                 group = "kfp"
-            elif room == "dags" or (in_components and relative.name in {"airflow", "airflow_trigger", "operator"}):
+            elif room == "dags" or (in_components and relative.name.startswith(("airflow", "operator"))):
                 group = "airflow"
             else:
                 group = "none"

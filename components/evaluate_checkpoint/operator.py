@@ -1,7 +1,7 @@
 """The step as an Airflow operator."""
 
 from ...stages.steps import EVALUATE
-from ..airflow import StageOperator
+from ..airflow_operator import StageOperator
 
 
 class EvaluateCheckpointOperator(StageOperator):

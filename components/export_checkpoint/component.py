@@ -1,6 +1,6 @@
 """This step as a KFP component; the step is declared in stages/steps.py."""
 
-from ..kfp import IMAGE, kfp_needed
+from ..kfp_step import IMAGE, kfp_needed
 
 with kfp_needed():
     from kfp import dsl
@@ -25,6 +25,6 @@ def export_checkpoint(
       model_uri: URI of the Hugging Face directory, for `dsl.importer`, which makes an artifact of that URI; empty where
         the spec has `export: false`.
     """
-    from elastic_tpu.components.kfp import run_step
+    from elastic_tpu.components.kfp_step import run_step
 
     run_step("export", run, holder, spec_hash=spec_hash, model=model, model_uri=model_uri)

@@ -1,6 +1,6 @@
 """This step as a KFP component; the step is declared in stages/steps.py."""
 
-from ..kfp import IMAGE, kfp_needed
+from ..kfp_step import IMAGE, kfp_needed
 
 with kfp_needed():
     from kfp import dsl
@@ -19,6 +19,6 @@ def provision_slices(
       holder: Who drives the run, the same for every task of one pipeline run: `dsl.PIPELINE_JOB_ID_PLACEHOLDER`.
       spec_hash: Of the run's spec, for the other tasks: one that finds another spec refuses it.
     """
-    from elastic_tpu.components.kfp import run_step
+    from elastic_tpu.components.kfp_step import run_step
 
     run_step("provision", run, holder, spec_hash_file=spec_hash)

@@ -1,6 +1,6 @@
 """This step as a KFP component; the step is declared in stages/steps.py."""
 
-from ..kfp import IMAGE, kfp_needed
+from ..kfp_step import IMAGE, kfp_needed
 
 with kfp_needed():
     from kfp import dsl
@@ -16,6 +16,6 @@ def release_slices(run: str, holder: str, last: bool = False, spec_hash: str = "
       last: No other task of the pipeline run follows: the claim is given up, unless a job still runs.
       spec_hash: That the run's spec must have, as `provision_slices` gave it; without it any spec.
     """
-    from elastic_tpu.components.kfp import run_step
+    from elastic_tpu.components.kfp_step import run_step
 
     run_step("release", run, holder, spec_hash=spec_hash, last=last)

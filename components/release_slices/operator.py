@@ -3,7 +3,7 @@
 from typing import Any
 
 from ...stages.steps import RELEASE, RELEASE_AT_END
-from ..airflow import StageOperator
+from ..airflow_operator import StageOperator
 
 
 class ReleaseSlicesOperator(StageOperator):

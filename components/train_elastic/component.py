@@ -1,6 +1,6 @@
 """This step as a KFP component; the step is declared in stages/steps.py."""
 
-from ..kfp import IMAGE, kfp_needed
+from ..kfp_step import IMAGE, kfp_needed
 
 with kfp_needed():
     from kfp import dsl
@@ -19,6 +19,6 @@ def train_elastic(
       metrics: Final step, recoveries, steps lost, goodput, seconds by kind; of which checkpoint and spec.
       report: The story of the run so far as one HTML page.
     """
-    from elastic_tpu.components.kfp import run_step
+    from elastic_tpu.components.kfp_step import run_step
 
     run_step("train", run, holder, spec_hash=spec_hash, metrics=metrics, report=report)

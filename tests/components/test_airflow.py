@@ -77,21 +77,11 @@ def revived(trigger: Any) -> Any:
 
 def attempt(case: Case, name: str, number: int = 1, *, run: str = "", **options: Any) -> Task:
     """A try of a task of the DAG run `HOLDER`."""
-    from elastic_tpu.components.evaluate_checkpoint.operator import EvaluateCheckpointOperator
-    from elastic_tpu.components.export_checkpoint.operator import ExportCheckpointOperator
-    from elastic_tpu.components.provision_slices.operator import ProvisionSlicesOperator
-    from elastic_tpu.components.release_slices.operator import ReleaseSlicesOperator
-    from elastic_tpu.components.train_elastic.operator import TrainElasticOperator
+    from elastic_tpu.components import airflow as operators
 
-    operators: dict[str, Any] = {
-        "provision": ProvisionSlicesOperator,
-        "train": TrainElasticOperator,
-        "release": ReleaseSlicesOperator,
-        "export": ExportCheckpointOperator,
-        "evaluate": EvaluateCheckpointOperator,
-    }
+    of_step = {kind.step.name: kind for kind in (getattr(operators, kind) for kind in operators.__all__)}
     options = {"allow_local": True, "poke_before_defer": 0, **options}
-    operator = operators[name](task_id=name, run=run or str(case.spec), holder=HOLDER, **options)
+    operator = of_step[name](task_id=name, run=run or str(case.spec), holder=HOLDER, **options)
     instance = SimpleNamespace(
         dag_id="dag", run_id="run 1", task_id=name, map_index=-1, try_number=number, start_date=datetime.now(UTC)
     )
@@ -199,7 +189,7 @@ def test_the_event_and_the_result_are_small(make_case: MakeCase) -> None:
 
 
 def test_a_large_result_leaves_its_bulk_in_the_run() -> None:
-    from elastic_tpu.components.airflow import small
+    from elastic_tpu.components.airflow_operator import small
 
     metrics = {f"task{i}": {"acc": 0.5} for i in range(5000)}
     values = {"run": "gs://b/r", "metrics": metrics, "key": "k", "slices": ("a", "b")}
@@ -277,7 +267,7 @@ def test_storage_that_does_not_answer_is_waited_for(make_case: MakeCase, monkeyp
 @pytest.mark.parametrize("code", [64, 65, 69, 70, 75, 76, 77])
 def test_only_what_a_new_try_cures_is_retried(code: int) -> None:
     from airflow.sdk.exceptions import AirflowException, AirflowFailException
-    from elastic_tpu.components.airflow import airflow_errors
+    from elastic_tpu.components.airflow_operator import airflow_errors
 
     error = error_of(Verdict("done", "failed", code=code, reason="dag/other drives it"))
     with pytest.raises(AirflowException, match=f"dag/other drives it.*{code}") as raised, airflow_errors():
@@ -530,7 +520,7 @@ def test_a_kill_before_anything_was_taken_changes_nothing(make_case: MakeCase) -
 
 
 def test_what_ends_within_seconds_is_never_deferred(make_case: MakeCase) -> None:
-    from elastic_tpu.components.airflow import POKE_BEFORE_DEFER as DEFAULT
+    from elastic_tpu.components.airflow_operator import POKE_BEFORE_DEFER as DEFAULT
 
     case = make_case(**SHORT)
     done = [attempt(case, name, poke_before_defer=DEFAULT).execute() for name in ("provision", "train", "release")]

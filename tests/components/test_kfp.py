@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 from elastic_tpu import __version__
-from elastic_tpu.components import kfp as adapter
+from elastic_tpu.components import kfp_step as adapter
 from elastic_tpu.pipelines import describe
 from elastic_tpu.runs.errors import (
     BadInput,
@@ -34,7 +34,7 @@ from elastic_tpu.tests.fakes.stage import ScriptedStage
 from elastic_tpu.tests.support import Case, Launcher, expected_state, lives, until
 
 MakeCase = Callable[..., Case]
-STEP = "import sys; from elastic_tpu.components.kfp import run_step; run_step(*sys.argv[1:])"
+STEP = "import sys; from elastic_tpu.components.kfp_step import run_step; run_step(*sys.argv[1:])"
 
 
 # ---- the loop
@@ -329,7 +329,7 @@ def test_a_component_has_the_two_parameters_and_a_pinned_image(name: str) -> Non
 @pytest.mark.parametrize("name", describe.NAMES)
 def test_a_component_file_imports_kfp_the_standard_library_and_the_adapter_alone(name: str) -> None:
     tree = ast.parse((describe.COMPONENTS / name / "component.py").read_text())
-    allowed = sys.stdlib_module_names | {"kfp", "elastic_tpu.components.kfp", "..kfp"}
+    allowed = sys.stdlib_module_names | {"kfp", "elastic_tpu.components.kfp_step", "..kfp_step"}
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom):
             assert "." * node.level + (node.module or "") in allowed

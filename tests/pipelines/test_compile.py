@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import yaml
-from elastic_tpu.components.kfp import IMAGE
+from elastic_tpu.components.kfp_step import IMAGE
 from elastic_tpu.pipelines.compile import compile_pipeline, main
 from elastic_tpu.runs.errors import ExitCode
 

@@ -16,9 +16,11 @@ from elastic_tpu.runs.errors import BadInput, ExitCode
         ("elastic_tpu.components.train_elastic.component", "kfp", "kfp"),
         ("elastic_tpu.pipelines.train_export_evaluate", "kfp", "kfp"),
         ("elastic_tpu.pipelines.compile", "kfp", "kfp"),
-        ("elastic_tpu.components.airflow", "airflow.sdk", "airflow"),
-        ("elastic_tpu.components.train_elastic.operator", "airflow.sdk", "airflow"),
-        ("elastic_tpu.dags.train_export_evaluate", "airflow.sdk", "airflow"),
+        ("elastic_tpu.components.airflow_operator", "airflow.triggers.base", "airflow"),
+        ("elastic_tpu.components.airflow", "airflow.triggers.base", "airflow"),
+        ("elastic_tpu.components.kfp", "kfp", "kfp"),
+        ("elastic_tpu.components.train_elastic.operator", "airflow.triggers.base", "airflow"),
+        ("elastic_tpu.dags.train_export_evaluate", "airflow.triggers.base", "airflow"),
     ],
 )
 def test_an_import_without_its_extra(monkeypatch: pytest.MonkeyPatch, module: str, library: str, extra: str) -> None:
