@@ -52,16 +52,13 @@ soak: $(READY) ## lose slices at random moments over and over; by hand, ELASTIC_
 	@$(BUILD_CONTROLPLANE) || echo 'soak: what needs a Kubernetes control plane is skipped'
 	$(PYTEST) --timeout 0 -s -m soak
 
-test-torch: .venv-torch/.ready ## compare an export with transformers on CPU torch, in .venv-torch; by hand
-	.venv-torch/bin/python tests/torch_check.py
+test-torch: $(READY) .venv-torch/.ready ## compare exports of MaxText's models with transformers on torch, in .venv-torch (5 GB)
+	$(BIN)/python tests/torch_exports.py .venv-torch/exports
+	.venv-torch/bin/python tests/torch_check.py .venv-torch/exports
 
-# The CPU build comes from PyTorch's own index; TORCH_BACKEND= takes the default registry's, with 3 GB of CUDA.
-TORCH_BACKEND := cpu
-.venv-torch/.ready: $(READY)
-	$(BIN)/python -m venv --clear .venv-torch
-	grep -oE '^(transformers|tokenizers|safetensors|numpy)==[^ ]+' requirements.lock > .venv-torch/constraints.txt
-	$(BIN)/uv pip install --python .venv-torch/bin/python -c .venv-torch/constraints.txt \
-		$(if $(TORCH_BACKEND),--torch-backend $(TORCH_BACKEND)) torch transformers tokenizers safetensors numpy
+.venv-torch/.ready: $(READY) tests/torch.lock
+	$(BIN)/python -m venv --clear --without-pip .venv-torch
+	$(BIN)/uv pip install --quiet --python .venv-torch/bin/python --require-hashes -r tests/torch.lock
 	touch $@
 
 # mypy names a package for its folder, and a checkout may be called anything: it is given a link of the right name.
@@ -81,9 +78,10 @@ format: $(READY) ## rewrite the sources as ruff wants them
 
 COMPILE = $(BIN)/uv pip compile --universal --python-version 3.12 $(if $(UPGRADE),--upgrade) --generate-hashes \
 	--no-emit-index-url --annotation-style line --custom-compile-command "make lock" --quiet
-lock: $(READY) ## resolve requirements.lock and deploy/tpu.lock again; UPGRADE=1 takes the newest versions
+lock: $(READY) ## resolve requirements.lock, deploy/tpu.lock and tests/torch.lock again; UPGRADE=1 takes the newest versions
 	$(COMPILE) setup.py --all-extras -o requirements.lock
 	echo 'jax[tpu]' | $(COMPILE) - -c requirements.lock -o deploy/tpu.lock
+	printf 'torch\ntransformers\ntokenizers\nsafetensors\nnumpy' | $(COMPILE) - -c requirements.lock -o tests/torch.lock
 
 audit: $(READY) ## ask a public database for known faults in the locked packages; by hand, needs the network
 	$(BIN)/uv tool run pip-audit --requirement requirements.lock --require-hashes --disable-pip

@@ -177,7 +177,9 @@ def test_what_only_a_tpu_needs_is_locked_to_the_same_versions() -> None:
     assert {need: tpu[need] for need in tpu if need != libtpu}.items() <= lock.items()
 
 
-@pytest.mark.parametrize(("name", "least"), [("requirements.lock", 100), ("deploy/tpu.lock", 5)])
+@pytest.mark.parametrize(
+    ("name", "least"), [("requirements.lock", 100), ("deploy/tpu.lock", 5), ("tests/torch.lock", 20)]
+)
 def test_the_lock_names_versions_and_hashes_only(name: str, least: int) -> None:
     lock = locked(name)
     assert len(lock) > least
