@@ -26,7 +26,7 @@ from .. import __version__
 from ..runs import masking
 from ..runs.errors import ElasticTPUError, ExitCode, Infrastructure, Unreachable
 from ..runs.extras import needed
-from ..runs.units import show_duration
+from ..runs.units import counted, show_duration
 from ..stages.allowed import ALLOW_LOCAL, allows_local, prefixes_in, require_under
 from ..stages.open import open_stage
 from ..stages.progress import ProgressLog
@@ -82,7 +82,8 @@ def run_step(
     with _signals():
         file, seen = NoteFile(name), _Seen()
         try:
-            result = _drive(step, run, holder, spec_hash, seen)
+            drive = _release_all if step.name == RELEASE.name else _drive
+            result = drive(step, run, holder, spec_hash, seen)
             if model_uri:
                 write_model_uri(model_uri, result)
             if spec_hash_file:
@@ -131,6 +132,27 @@ def say(text: str) -> None:
     """Write a line to the step's log, stdout."""
     sys.stdout.write(f"{time.strftime('%H:%M:%S')}  {text}\n")
     sys.stdout.flush()
+
+
+def _release_all(step: Step, run: str, holder: str, spec_hash: str, seen: _Seen) -> StageResult:
+    """Release a run, or all that the holder started below an output; raises the first error, once all were tried."""
+    from ..runs.record.start import runs_below
+
+    require_under(run, prefixes_in(os.environ))
+    started = until_answered(lambda: runs_below(run, holder), say)
+    if started is None:
+        return _drive(step, run, holder, spec_hash, seen)
+    failed: ElasticTPUError | None = None
+    for uri in started:
+        try:
+            say(f"{uri}: {_drive(step, uri, holder, spec_hash, seen).summary}")
+        except ElasticTPUError as error:
+            say(f"{uri}: {error}")
+            failed = failed or error
+    if failed is not None:
+        raise failed
+    seen.uri = None  # what is said of all is not of the last one
+    return StageResult(step.name, f"{counted(len(started), 'run')} of {holder} below {run} released")
 
 
 def _drive(step: Step, run: str, holder: str, spec_hash: str, seen: _Seen) -> StageResult:

@@ -11,7 +11,8 @@ def release_slices(run: str, holder: str, last: bool = False, spec_hash: str = "
     """Give back every slice of a run and wait until it is gone. Safe to call at any time and repeatedly.
 
     Args:
-      run: URI of the run directory, or of the run's spec.
+      run: URI of the run directory, or of the run's spec; or of an output, below which every run that this holder
+        started is released: one exit task for all runs of a sweep.
       holder: Who drives the run, the same for every task of one pipeline run: `dsl.PIPELINE_JOB_ID_PLACEHOLDER`.
       last: No other task of the pipeline run follows: the claim is given up, unless a job still runs.
       spec_hash: That the run's spec must have, as `provision_slices` gave it; without it any spec.

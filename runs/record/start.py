@@ -1,13 +1,13 @@
 """How a run is started from a spec, or found again.
 
-An orchestrator's holder is new with each pipeline run, so one holder gets one run. A person's holder (``user@host``)
-never changes, so a name with a template gives a person a new run each time, unless the last one was interrupted.
+An orchestrator's holder is new with each pipeline run, so one holder gets one run of a spec. A person's holder
+(``user@host``) never changes, so a name with a template gives a person a new run each time, unless the last one was
+interrupted.
 """
 
 from __future__ import annotations
 
 import getpass
-import hashlib
 import os
 import socket
 from collections.abc import Callable
@@ -25,6 +25,7 @@ from . import paths
 from .claim import read_claim
 from .result import read_result
 from .run import Run, create_run, differences, has_spec, open_for_work, open_run
+from .starts import Starts
 from .status import read_status
 
 _STARTS_WITHIN = timedelta(minutes=1)
@@ -95,6 +96,8 @@ def start_or_open(
     if not load.has_template(spec):
         if not has_spec(open_store(spec.uri)):
             admit_new()
+        if not person:
+            Starts(open_store(spec.run.output)).note(holder, spec.run.name, spec.uri)
         return create_run(spec)
     start = _start_for_person if person else _start_for_orchestrator
     return start(spec, holder, when, admit_new)
@@ -111,7 +114,7 @@ def find_run(source: str, holder: str) -> Run | None:
     spec = load.read_spec(source, with_inputs=False)
     if load.has_template(spec):
         try:
-            uri = _recorded(open_store(spec.run.output), _start_record(holder))
+            uri = Starts(open_store(spec.run.output)).run_of(holder, spec.run.name)
         except NotFound:
             return None
         # The process that wrote the record may have died after that.
@@ -122,33 +125,35 @@ def find_run(source: str, holder: str) -> Run | None:
     return found if found.spec_hash == spec.hash() or (found.read(paths.CLAIM) or {}).get("holder") == holder else None
 
 
+def runs_below(source: str, holder: str) -> list[str] | None:
+    """URIs of the runs that this holder started below `source`; None if it is no output below which runs start."""
+    if is_spec(source):
+        return None
+    output = open_store(source.rstrip("/"))
+    starts = Starts(output)
+    if has_spec(output) or not starts.any():
+        return None
+    return [uri for uri in starts.runs_of(holder) if has_spec(open_store(uri))]
+
+
 def last_of(spec: RunSpec, who: str) -> str | None:
     """URI of the last run that this person started from a spec whose name has a template; None if there is none."""
     try:
-        return _recorded(open_store(spec.run.output), _start_record(f"{who}\n{spec.run.name}"))
+        return Starts(open_store(spec.run.output)).last_of_person(who, spec.run.name)
     except (NotFound, BadInput):
         return None
-
-
-def _start_record(who: str) -> str:
-    """Name, below the output, of the record that says which run somebody started from a name with a template."""
-    return f".starts/{hashlib.sha256(who.encode()).hexdigest()[:16]}.json"
 
 
 def _start_for_orchestrator(spec: RunSpec, holder: str, when: datetime | None, admit_new: Callable[[], None]) -> Run:
     """The same run for every caller with this holder: the first one creates the record, the others follow it."""
     output = open_store(spec.run.output)
-    record = _start_record(holder)
+    starts = Starts(output)
     with suppress(NotFound):
-        return create_run(_named(spec, _recorded(output, record)))
+        return create_run(_named(spec, starts.run_of(holder, spec.run.name)))
     admit_new()
     expanded = load.expand_name(spec, holder, when)
     _take_name(output, spec, expanded, holder)
-    try:
-        output.create(record, records.dump({"run": expanded.uri, "holder": holder}))
-    except Exists:
-        expanded = _named(spec, _recorded(output, record))
-    return create_run(expanded)
+    return create_run(_named(spec, starts.note(holder, spec.run.name, expanded.uri)))
 
 
 def _named(spec: RunSpec, uri: str) -> RunSpec:
@@ -194,9 +199,9 @@ def _take_name(output: Store, spec: RunSpec, expanded: RunSpec, holder: str) -> 
 def _start_for_person(spec: RunSpec, who: str, when: datetime | None, admit_new: Callable[[], None]) -> Run:
     """The last run that this person started from this spec, if running again resumes it; otherwise a new one."""
     output = open_store(spec.run.output)
-    record = _start_record(f"{who}\n{spec.run.name}")
+    starts = Starts(output)
     try:
-        last = open_for_work(_recorded(output, record))
+        last = open_for_work(starts.last_of_person(who, spec.run.name))
         if not differences(last.spec.model_copy(update={"run": spec.run}), spec) and _resumes(last):
             return last
     except (NotFound, BadInput):
@@ -206,7 +211,7 @@ def _start_for_person(spec: RunSpec, who: str, when: datetime | None, admit_new:
         admit_new()
     _take_name(output, spec, expanded, who)
     run = create_run(expanded)
-    output.put(record, records.dump({"run": run.uri, "holder": who}))
+    starts.note_person(who, spec.run.name, run.uri)
     return run
 
 
@@ -217,16 +222,3 @@ def _resumes(run: Run) -> bool:
         return claim is not None
     status = read_status(run)
     return read_result(run) is None and status is not None and ExitCode.of(status.exit).resumable
-
-
-def _recorded(output: Store, record: str) -> str:
-    """URI of the run in a start record: below this output, which may have been moved since.
-
-    Raises:
-      NotFound: there is no record.
-      BadInput: it is damaged.
-    """
-    found = records.load(output.read(record).data, f"{output.uri}/{record}").get("run")
-    if not isinstance(found, str) or not found.rpartition("/")[2]:
-        raise BadInput(f"{output.uri}/{record}: names no run; delete it, and give the directory of a run to go on with")
-    return f"{output.uri}/{found.rpartition('/')[2]}"

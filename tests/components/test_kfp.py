@@ -215,6 +215,45 @@ def test_a_step_refuses_another_spec_than_the_one_that_provision_found(
     assert f"has the hash {run.spec_hash}, this pipeline started with {'0' * 64}" in last_line(capsys)
 
 
+def sweep(make_case: MakeCase, output: Path, *names: str) -> list[Case]:
+    """Cases whose runs are below one output."""
+    cases = [make_case(name=name) for name in names]
+    for case in cases:
+        case.output = output
+        case.write()
+    return cases
+
+
+def test_one_exit_task_gives_back_the_slices_of_all_runs_of_a_sweep(
+    make_case: MakeCase, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    monkeypatch.setenv(ALLOW_LOCAL, "1")
+    output = str(tmp_path / "sweep")
+    runs = {case.name: case for case in sweep(make_case, tmp_path / "sweep", "a", "b", "other")}
+    for name, case in runs.items():
+        adapter.run_step("provision", str(case.spec), "job-2" if name == "other" else "job-1")
+    adapter.run_step("release", output, "job-1", last=True)
+    assert last_line(capsys) == f"release: 2 runs of job-1 below {output} released"
+    states = {name: case.claim.claim.state for name, case in runs.items() if case.claim}
+    assert states == {"a": "done", "b": "done", "other": "held"}
+    assert {name: len(case.workers()) for name, case in runs.items()} == {"a": 0, "b": 0, "other": 2}
+
+
+def test_the_exit_task_of_a_sweep_tries_all_runs_and_fails_for_one(
+    make_case: MakeCase, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    monkeypatch.setenv(ALLOW_LOCAL, "1")
+    output = str(tmp_path / "sweep")
+    taken, mine = sweep(make_case, tmp_path / "sweep", "a", "b")
+    for case in (taken, mine):
+        adapter.run_step("provision", str(case.spec), "job-1")
+    adapter.open_stage(adapter.STEPS["provision"], taken.uri, "ann", take_over=True, allow_local=True).submit()
+    with pytest.raises(SystemExit, match=str(int(ExitCode.HELD_BY_ANOTHER))):
+        adapter.run_step("release", output, "job-1")
+    assert "nothing was changed for job-1" in capsys.readouterr().out
+    assert (len(taken.workers()), len(mine.workers())) == (2, 0)
+
+
 @pytest.mark.parametrize("variable", ["KFP_POD_NAME", "CLOUD_ML_PROJECT_ID"])
 @pytest.mark.parametrize("name", adapter.STEPS)
 def test_in_a_container_of_a_backend_no_step_drives_a_local_run(

@@ -14,7 +14,7 @@ import pytest
 import yaml
 from elastic_tpu.runs.errors import BadInput
 from elastic_tpu.runs.record.run import Run, create_run, differences, open_run
-from elastic_tpu.runs.record.start import find_run, start_or_open
+from elastic_tpu.runs.record.start import find_run, runs_below, start_or_open
 from elastic_tpu.runs.spec.run_spec import RunSpec
 from elastic_tpu.runs.store.open import open_store
 from elastic_tpu.tests.tools.small import document, inputs_in, run_at, spec
@@ -169,6 +169,19 @@ def test_a_name_whose_run_was_deleted_is_free_again_after_a_minute(tmp_path: Pat
     assert start_run(source, "dag/2").uri == first.uri
 
 
+def test_one_holder_starts_a_run_of_each_spec_of_a_sweep(tmp_path: Path) -> None:
+    """And finds them below their output again, with a name that is a template or not."""
+    output = str(tmp_path / "out")
+    assert runs_below(output, "job-1") is None
+    made = [start_run(template(tmp_path, name), "job-1").uri for name in ("a-{run}", "b-{datetime}", "c")]
+    start_run(template(tmp_path, "a-{run}"), "job-2")
+    assert set(runs_below(f"{output}/", "job-1") or []) == set(made)
+    assert runs_below(output, "job-3") == []
+    assert runs_below(made[0], "job-1") is None
+    (Path(made[0]) / "spec.yaml").unlink()  # its starter died before it created the run
+    assert len(runs_below(output, "job-1") or []) == 2
+
+
 def test_nothing_was_started_so_there_is_nothing_to_release(tmp_path: Path) -> None:
     assert find_run(template(tmp_path), "dag/1") is None
     assert not (tmp_path / "out").exists()
@@ -216,7 +229,8 @@ def test_processes_that_race_for_a_template_agree(tmp_path: Path) -> None:
     assert found[0] == found[2]
     assert found[1] == found[3]
     assert found[0] != found[1]
-    records = [json.loads(p.read_bytes()) for p in (tmp_path / "out" / ".starts").glob("*.json")]
+    records = [json.loads(p.read_bytes()) for p in (tmp_path / "out" / ".starts").glob("*/*.json")]
+    records = [record for record in records if "run" in record]  # not those of names
     assert sorted(record["holder"] for record in records) == ["a", "b"]
 
 
