@@ -36,6 +36,9 @@ def line(event: Event) -> str | None:
         "train.suspended": lambda: f"training waits for slice {', '.join(map(str, data['slices']))}: {data['why']}",
         "train.resumed": lambda: f"training goes on after {show_duration(data['seconds'], tenths=True)}",
         "train.stalled": lambda: f"{data['reason']}; the stacks of all threads are in the log",
+        "train.not_finite": lambda: (
+            f"the loss of step {event.step} is {data['loss']} (recovery.on_nan: {data['then']})"
+        ),
         RecoveryStarted.KIND: lambda: f"recovering at step {event.step}: {RecoveryStarted.of(event).cause}",
         RecoveryFinished.KIND: lambda: recovery(RecoveryFinished.of(event)),
         "checkpoint.proven": lambda: f"checkpoint {event.step} proven ({data['files']} files)",

@@ -33,6 +33,7 @@ from elastic_tpu.runs.store import records
 from elastic_tpu.trainer.job_progress import ProgressRecord
 from elastic_tpu.trainer.session import AttemptLog, ProcessAttempt, TrainerSession, leave
 from elastic_tpu.trainer.training.failure_policy import starts_without_progress
+from elastic_tpu.trainer.training.finite import FiniteLosses
 from elastic_tpu.trainer.training.hardware import SliceEvents, Slices
 from elastic_tpu.trainer.training.loss_writer import LossWriter
 from elastic_tpu.trainer.training.prover import Prover
@@ -56,7 +57,7 @@ class StandIn:
         self.beat = session.heartbeat
         self.there = threading.Event()
         self.slices = slices_of(session, self.there)
-        self.prover = Prover(session, interval=0.1)
+        self.prover = Prover(session, 0.1, FiniteLosses("continue"))  # there is no model that could diverge
         self.losses = LossWriter(self.run, session.attempt.number)
         self.times = StepTimes()
         self.recovering: Recovering | None = after_a_dead_process(session.before)

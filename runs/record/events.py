@@ -38,6 +38,7 @@ KINDS = frozenset(
         "train.stalled",
         "train.suspended",
         "train.resumed",
+        "train.not_finite",
         "recovery.started",
         "recovery.finished",
         "checkpoint.saved",

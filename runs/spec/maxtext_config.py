@@ -59,6 +59,8 @@ OWNED: Mapping[str, str] = {
     "skip_jax_distributed_system": "platform",
     "num_slices": "slices.count",
     "base_config": "model.name",
+    "abort_on_nan_loss": "recovery.on_nan",
+    "abort_on_inf_loss": "recovery.on_nan",
 }
 
 _MOST_COMPARED = 20  # unknown keys; comparing one with all of MaxText's takes 10 ms

@@ -119,6 +119,8 @@ def maxtext_overrides(spec: RunSpec) -> dict[str, Any]:
         "hardware": "cpu" if spec.platform == "local" else "tpu",
         "enable_goodput_recording": False,
         "log_config": False,
+        "abort_on_nan_loss": False,  # the trainer looks itself: recovery.on_nan
+        "abort_on_inf_loss": False,
     }
     if kind == "grain":
         # A worker process would import the whole trainer again: minutes until the first batch.

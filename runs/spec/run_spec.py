@@ -176,6 +176,13 @@ class Recovery(Section):
         "77: errors with all slices there, or starts of the trainer's process. A lost slice does not count; a new "
         "proven checkpoint starts the count again.",
     )
+    on_nan: Literal["stop", "continue", "restore"] = Field(
+        default="stop",
+        description="What follows a loss that is NaN or infinite. `stop`: the run ends with exit code 70. `restore`: "
+        "training goes on from the newest proven checkpoint before it, as often as `attempts_without_progress` allows. "
+        "`continue`: nothing follows. Unless it is `continue`, nothing that was saved after such a loss is ever "
+        "restored or exported.",
+    )
     head_restarts: Whole = Field(
         default=20,
         ge=0,

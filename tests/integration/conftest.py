@@ -53,10 +53,10 @@ class WarmTrainer:
         os.close(write)
         self._answers = os.fdopen(read)
 
-    def start(self, run: Run) -> Callable[[], int]:
-        """Start to train; the returned function waits for the exit code."""
+    def start(self, run: Run, nan_at: int | None = None) -> Callable[[], int]:
+        """Start to train; the returned function waits for the exit code. The loss of step `nan_at` is NaN, once."""
         assert self.process.stdin is not None
-        self.process.stdin.write(f"{run.uri}\n")
+        self.process.stdin.write(f"{run.uri}\n" if nan_at is None else f"{run.uri} {nan_at}\n")
         self.process.stdin.flush()
         return self._wait
 

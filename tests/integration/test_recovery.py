@@ -235,3 +235,25 @@ def test_fewer_slices_go_on_and_take_the_lost_one_in_after_a_save(scenario: Make
     assert result is not None, why
     assert result.final_step == 149
     assert result.steps_lost == loss.data["steps_lost"]
+
+
+def test_a_loss_that_is_not_a_number_for_once_costs_some_steps(scenario: Make, uninterrupted: dict[str, Any]) -> None:
+    one = scenario(recovery={"wait_for_slices": "2m", "on_nan": "restore"})
+    assert one.trainer.start(one.run, nan_at=2 * EVERY)() == 0
+    (told,) = one.events("train.not_finite")
+    (rejected,) = one.events("checkpoint.rejected")
+    (recovery,) = one.events("recovery.finished")
+    assert (told.step, rejected.step, recovery.data["restored"]) == (2 * EVERY, 2 * EVERY, EVERY)
+    assert differing(one.checkpoint(), uninterrupted) == []
+
+
+def test_training_that_diverges_ends_in_words_and_leaves_no_bad_checkpoint(scenario: Make) -> None:
+    one = scenario(train={"maxtext": {"learning_rate": 1e18, "warmup_steps_fraction": 0.9}}, checkpoint={"every": 1})
+    assert one.train() == ExitCode.BUG
+    (told,) = one.events("train.not_finite")
+    status = one.status()
+    assert status is not None
+    assert f"the loss of step {told.step} is {told.data['loss']}: training is stopped" in status.reason
+    proven = proof.recorded_steps(one.run.store)
+    assert max(proven) < (told.step or 0)
+    assert not [p for p in (Path(one.run.uri) / "checkpoints").iterdir() if int(p.name) not in proven]

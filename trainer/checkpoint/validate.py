@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 from etils import epath
 
 from ...runs.errors import BadInput, NotFound
@@ -12,12 +13,16 @@ from .blocks import read_ahead, reads, recycled_memory
 from .layout import LeafPath
 
 
-def validate_checkpoint(step_dir: str, step: int) -> list[str]:
+def validate_checkpoint(step_dir: str, step: int, *, finite: bool = False) -> list[str]:
     """Read every byte of a checkpoint, optimizer state included; returns what is wrong with it, empty if nothing is.
 
     A flipped bit inside a compressed chunk is not always found, since zstd frames carry no checksum here; the digests
     of a proof find it.
 
+    Args:
+      step_dir: ``<run>/checkpoints/<step>``.
+      step: the step that it should hold.
+      finite: report weights that are NaN or infinite as well.
     Raises:
       Unreachable: the storage did not answer, so nothing is known.
     """
@@ -37,8 +42,9 @@ def validate_checkpoint(step_dir: str, step: int) -> list[str]:
             return [f"{step_dir}: its metadata names no arrays"]
         with recycled_memory():
             opened = sorted(open_arrays(tree, tree.leaves).items())
-            for _ in read_ahead(tree, (r for path, store in opened for r in reads(path, store)), None):
-                pass
+            for read, content in read_ahead(tree, (r for path, store in opened for r in reads(path, store)), None):
+                if finite and read.path[0] == "params" and not _all_finite(content):
+                    return [f"{step_dir}: array {'.'.join(read.path)} holds numbers that are not finite"]
         counted = dict(opened).get(("step",))
         if counted is not None and (updates := _number(tree, ("step",), counted)) != step + 1:
             # MaxText names a checkpoint for the last completed step and stores the number of completed steps.
@@ -46,6 +52,11 @@ def validate_checkpoint(step_dir: str, step: int) -> list[str]:
     except (BadInput, NotFound) as error:
         return [str(error)]
     return []
+
+
+def _all_finite(content: np.ndarray[Any, Any]) -> bool:
+    # bfloat16 and the float8 types are of kind V.
+    return content.dtype.kind not in "fcV" or bool(np.isfinite(content).all())
 
 
 def _number(tree: CheckpointTree, path: LeafPath, store: Any) -> int:

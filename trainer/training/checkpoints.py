@@ -19,6 +19,7 @@ from ...runs.spec.run_spec import is_bucket
 from ...runs.store import records
 from ...runs.store.base import Store
 from ..session import TrainerSession
+from .finite import FiniteLosses
 
 _log = logging.getLogger("elastic_tpu.trainer")
 
@@ -78,11 +79,12 @@ def reject(store: Store, uri: str, step: int, why: list[str], session: TrainerSe
     session.event("checkpoint.rejected", step=step, why=why[:10])
 
 
-def settle(store: Store, uri: str, own: set[int], session: TrainerSession) -> int | None:
+def settle(store: Store, uri: str, own: set[int], session: TrainerSession, losses: FiniteLosses) -> int | None:
     """Prove the newest step that Orbax lists, or set it aside and go on to the next; returns the newest proven one.
 
     Args:
-      own: steps that this process saved: those that are finished are proven without being opened.
+      own: steps that this process saved with a finite loss: those that are finished are proven without being opened.
+      losses: what is known of the losses of this attempt.
     Raises:
       Infrastructure: the folder of the checkpoints cannot be read or changed.
     """
@@ -91,11 +93,17 @@ def settle(store: Store, uri: str, own: set[int], session: TrainerSession) -> in
         if step not in finished:
             reject(store, uri, step, ["it was never finished"], session)
             continue
+        if losses.allows(step) is False:
+            reject(
+                store, uri, step, [f"it was saved after the loss of step {losses.bad}, which is not finite"], session
+            )
+            continue
         why = proof.check(store, step)
         if not why:
             return step
         if proof.read_proof(store, step) is None:
-            why = [] if step in own else open_whole(f"{uri}/{paths.checkpoint(step)}", step)
+            folder, finite = f"{uri}/{paths.checkpoint(step)}", losses.on_nan != "continue"
+            why = [] if step in own else open_whole(folder, step, finite)
             if not why:
                 prove(store, step, session)
                 return step
@@ -121,12 +129,16 @@ def _on_disk(path: Path) -> Iterator[None]:
         raise Infrastructure(f"{path}: {error.strerror or error}; which checkpoint to restore is not known") from error
 
 
-def open_whole(folder: str, step: int) -> list[str]:
-    """Read every byte of a checkpoint that was finished and never proven; returns what is wrong with it."""
+def open_whole(folder: str, step: int, finite: bool) -> list[str]:
+    """Read every byte of a checkpoint that was finished and never proven; returns what is wrong with it.
+
+    Args:
+      finite: weights that are not finite are wrong.
+    """
     from ..checkpoint.validate import validate_checkpoint
 
     try:
-        return validate_checkpoint(folder, step)
+        return validate_checkpoint(folder, step, finite=finite)
     except BadInput as error:
         return [str(error)]
 

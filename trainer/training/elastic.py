@@ -10,7 +10,7 @@ import logging
 import time
 import traceback
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NoReturn
 
 import jax
 from pathwaysutils.elastic.manager import ElasticRuntimeError, Manager, ScaleUpSignalError
@@ -21,8 +21,9 @@ from ...runs.record.status import SliceCount
 from ..session import TrainerSession
 from . import maxtext_patches
 from .bad_input import find_bad_input, may_come_from_input
-from .error_chain import decisive_error, own_error
+from .error_chain import decisive_error, find, own_error
 from .failure_policy import Budget, Cause, Failure, classify
+from .finite import FiniteLosses, LossNotFinite
 from .hardware import Hardware
 from .loss_writer import LossWriter
 from .prover import Prover
@@ -38,7 +39,8 @@ class ElasticTraining:
         self._session, self._beat, self._slices = session, session.heartbeat, hardware.slices
         self._spec, self._hardware = session.run.spec, hardware
         self._arguments = maxtext_patches.arguments(overrides)
-        self._prover = Prover(session, interval=self._spec.beat / 2)
+        self._finite = FiniteLosses(self._spec.recovery_limits.on_nan)
+        self._prover = Prover(session, self._spec.beat / 2, self._finite)
         self._losses = LossWriter(session.run, session.attempt.number)
         self._budget = Budget(self._spec.recovery_limits.attempts_without_progress)
         self._manager = Manager()
@@ -109,6 +111,7 @@ class ElasticTraining:
         slices = SliceCount(len(active), self._spec.slices.count)
         self._beat.update(phase="restoring", slices=slices, reason="", doing="proving the newest checkpoints")
         self._proven = self._prover.settle()
+        self._finite.begin(self._proven)
         self._first_of_attempt = True
         self._times = StepTimes()
         self.early_stop = False
@@ -135,6 +138,8 @@ class ElasticTraining:
         """Raise what the error means: DATA_LOSS to go on in this process, anything else to leave the loop."""
         if (own := own_error(error)) is not None:
             raise own
+        if isinstance(bad := find(error, LossNotFinite), LossNotFinite):
+            self._judge_loss(bad)
         step = self._beat.status.step + 1
         kind, decisive = decisive_error(error)
         recovering = self._recovering is not None
@@ -164,6 +169,24 @@ class ElasticTraining:
         # elastic_retry looks at the text only.
         raise jax.errors.JaxRuntimeError(f"DATA_LOSS: {failure.message}") from error
 
+    def _judge_loss(self, bad: LossNotFinite) -> NoReturn:
+        """Stop at a loss that is not finite, or go back to the newest proven step before it."""
+        self._end_save()
+        proven = self._prover.settle()
+        if proven is not None and proven == self._proven == bad.step - 1 and self._finite.on_nan == "restore":
+            # Restored, it gave this loss with its first step: with the same data it would do so again.
+            self._prover.reject(proven, f"the first loss after it was restored is {bad.loss}")
+            proven = self._prover.settle()
+        newest = "no checkpoint before it is proven" if proven is None else f"the newest checkpoint is of step {proven}"
+        if self._finite.on_nan == "stop":
+            raise ElasticTPUError(f"{bad}: training is stopped (recovery.on_nan: stop); {newest}") from bad
+        if not self._budget.note(Cause.RETRY, proven):
+            limit = f"recovery.attempts_without_progress ({self._budget.allowed}) is spent"
+            raise LimitSpent(f"{limit}: {bad}, again (recovery.on_nan: restore); {newest}") from bad
+        self._before = None
+        self._begin_recovery([], str(bad))
+        raise jax.errors.JaxRuntimeError(f"DATA_LOSS: {bad}") from bad
+
     def _raise_if_input_is_bad(self, error: BaseException) -> None:
         try:
             bad = find_bad_input(self._spec)
@@ -187,15 +210,20 @@ class ElasticTraining:
         self._slices.ask_back(self._slices.lost())
         self._slices.hold(())  # until they are taken again none is needed, so a save that hangs is a stall
         alive = SliceCount(len(self._slices.alive()), self._spec.slices.count)
+        self._beat.update(slices=alive)
+        self._end_save()
+        self._beat.update(phase="waiting")
+
+    def _end_save(self) -> None:
         checkpointer, self._checkpointer = self._checkpointer, None
-        if checkpointer is not None:
-            self._beat.update(phase="saving", slices=alive)  # so that a save that hangs counts as a stall
-            try:
-                checkpointer.wait()
-                checkpointer.close()
-            except Exception as error:  # it failed with its slice; `settle` finds out what is on storage
-                _log.warning("the save that was under way failed: %s", error)
-        self._beat.update(phase="waiting", slices=alive)
+        if checkpointer is None:
+            return
+        self._beat.update(phase="saving")  # so that a save that hangs counts as a stall
+        try:
+            checkpointer.wait()
+            checkpointer.close()
+        except Exception as error:  # it failed with its slice; `settle` finds out what is on storage
+            _log.warning("the save that was under way failed: %s", error)
 
     # -- what MaxText calls -----------------------------------------------------------------------------------
 
@@ -256,10 +284,22 @@ class ElasticTraining:
         return self._saved_step in (self._step, self._step - 1) and 0 <= self._saved_step < self._spec.train.steps - 1
 
     def metrics(self, step: int, scalars: Mapping[str, Any]) -> None:
-        """The loss of a completed step, for the heartbeat and the report."""
-        loss = scalars.get("learning/loss")
-        self._beat.update(loss=None if loss is None else float(loss))
-        self._losses.add(step, float(loss)) if loss is not None else None
+        """The loss of a completed step, for the heartbeat and the report; what is saved after it may be proven now.
+
+        Raises:
+          LossNotFinite: it is not finite, and the spec does not say to go on.
+        """
+        if (found := scalars.get("learning/loss")) is None:
+            self._beat.update(loss=None)
+            return
+        loss = float(found)
+        self._beat.update(loss=loss)
+        self._losses.add(step, loss)
+        if self._finite.note(step, loss):
+            on_nan, proven = self._finite.on_nan, self._beat.status.proven_step
+            self._session.event("train.not_finite", step=step, loss=str(loss), then=on_nan, proven_step=proven)
+            if on_nan != "continue":
+                raise LossNotFinite(step, loss)
 
     # -- one step ---------------------------------------------------------------------------------------------
 

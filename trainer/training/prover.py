@@ -15,6 +15,7 @@ from ...runs.record import proof
 from ...runs.record.run import Run
 from ..session import TrainerSession, patiently
 from . import checkpoints
+from .finite import FiniteLosses
 
 _log = logging.getLogger("elastic_tpu.trainer")
 
@@ -22,8 +23,8 @@ _log = logging.getLogger("elastic_tpu.trainer")
 class Prover:
     """Watches `checkpoints/` from its own thread; `settle` is the blocking form for recoveries and the end."""
 
-    def __init__(self, session: TrainerSession, interval: float) -> None:
-        self._session, self._interval = session, interval
+    def __init__(self, session: TrainerSession, interval: float, losses: FiniteLosses) -> None:
+        self._session, self._interval, self._losses = session, interval, losses
         self._run: Run = session.run
         self._lock = threading.Lock()
         self._saving: set[int] = set()
@@ -69,19 +70,30 @@ class Prover:
         self._paused = True
         return patiently(self._run, self._settle, self._session.heartbeat.confirm)
 
+    def reject(self, step: int, why: str) -> None:
+        """Set a checkpoint aside although its proof holds."""
+        with self._lock:
+            checkpoints.reject(self._run.store, self._run.uri, step, [why], self._session)
+
     def _settle(self) -> int | None:
         with self._lock:
             self._prove_older()
-            return self._record(checkpoints.settle(self._run.store, self._run.uri, self._own(), self._session))
+            return self._record(
+                checkpoints.settle(self._run.store, self._run.uri, self._good(), self._session, self._losses)
+            )
 
     def _own(self) -> set[int]:
         return self._saving | self._saved
+
+    def _good(self) -> set[int]:
+        """Steps that this process saved after a loss that is known to be finite."""
+        return {step for step in self._own() if self._losses.allows(step)}
 
     def _prove_older(self) -> None:
         """Prove what this process saved before the newest step: a fallback, should the newest be damaged."""
         store = self._run.store
         finished = checkpoints.finished_steps(store)
-        unproven = (finished & self._own()) - set(proof.recorded_steps(store)) - {max(finished, default=-1)}
+        unproven = (finished & self._good()) - set(proof.recorded_steps(store)) - {max(finished, default=-1)}
         for step in sorted(unproven):
             with suppress(NotFound):
                 checkpoints.prove(store, step, self._session)
@@ -107,7 +119,7 @@ class Prover:
         new = checkpoints.finished_steps(store) - recorded
         own = self._own()
         foreign = {step for step in new - own if step > max(recorded, default=-1)}
-        for step in sorted(new & own):
+        for step in sorted(new & self._good()):
             with suppress(NotFound):
                 checkpoints.prove(store, step, self._session)
                 recorded.add(step)

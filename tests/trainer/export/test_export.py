@@ -273,6 +273,19 @@ def test_a_lost_chunk_is_an_error_and_never_zeros(tmp_path: Path, tokenizer: Pat
     assert "mlp.wo.kernel" in problem
 
 
+@pytest.mark.parametrize("dtype", [np.float32, ml_dtypes.bfloat16])
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_validation_finds_weights_that_are_not_finite(tmp_path: Path, dtype: Any, bad: float) -> None:
+    arrays = tiny.as_maxtext(tiny.tensors(), LAYERS, scanned=True)
+    name = "params.params.decoder.layers.mlp.wo.kernel"
+    kernel = arrays[name].astype(dtype)
+    kernel.flat[-1] = bad
+    tiny.write_checkpoint(step_dir(tmp_path), {**arrays, name: kernel})
+    assert validate_checkpoint(str(step_dir(tmp_path)), 20) == []
+    (problem,) = validate_checkpoint(str(step_dir(tmp_path)), 20, finite=True)
+    assert f"array {name} holds numbers that are not finite" in problem
+
+
 def test_a_truncated_chunk_is_an_error(tmp_path: Path, tokenizer: Path) -> None:
     source = write(tmp_path, tiny.tensors())
     chunk = source / "items" / "params.params.token_embedder.embedding" / "0.0"

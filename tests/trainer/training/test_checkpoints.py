@@ -16,6 +16,7 @@ from elastic_tpu.runs.record.run import Run
 from elastic_tpu.tests.tools.small import checkpoint, run_at, session_of
 from elastic_tpu.trainer.session import TrainerSession
 from elastic_tpu.trainer.training import checkpoints
+from elastic_tpu.trainer.training.finite import FiniteLosses
 
 
 @pytest.fixture
@@ -35,8 +36,9 @@ def opening(monkeypatch: pytest.MonkeyPatch) -> dict[int, list[str]]:
     """What opening a step whole would find wrong with it; the steps that were opened are its keys."""
     found: dict[int, list[str]] = {}
 
-    def open_whole(folder: str, step: int) -> list[str]:
+    def open_whole(folder: str, step: int, finite: bool) -> list[str]:
         assert folder.endswith(f"/checkpoints/{step}")
+        assert finite
         return found.setdefault(step, [])
 
     monkeypatch.setattr(checkpoints, "open_whole", open_whole)
@@ -44,7 +46,7 @@ def opening(monkeypatch: pytest.MonkeyPatch) -> dict[int, list[str]]:
 
 
 def settle(session: TrainerSession, own: set[int] | None = None) -> int | None:
-    return checkpoints.settle(session.run.store, session.run.uri, own or set(), session)
+    return checkpoints.settle(session.run.store, session.run.uri, own or set(), session, FiniteLosses("stop"))
 
 
 def proven(session: TrainerSession, step: int) -> None:

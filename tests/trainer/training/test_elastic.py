@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+import jax
 import pytest
+from elastic_tpu.runs.errors import ElasticTPUError, ExitCode, LimitSpent
+from elastic_tpu.runs.record import proof
+from elastic_tpu.runs.record.events import EventReader
 from elastic_tpu.runs.record.status import Status
-from elastic_tpu.tests.tools.small import run_at, session_of
+from elastic_tpu.tests.tools.small import checkpoint, run_at, session_of
 from elastic_tpu.trainer.session import TrainerSession
 from elastic_tpu.trainer.training import elastic
+from elastic_tpu.trainer.training.failure_policy import Budget
+from elastic_tpu.trainer.training.finite import FiniteLosses
+from elastic_tpu.trainer.training.prover import Prover
 from elastic_tpu.trainer.training.recovery import StepTimes
 
 
@@ -36,3 +45,98 @@ def test_a_step_that_waited_for_its_slices_counts_without_that_time(
         training._completed(6, began=102.0)
         status: Status = session.heartbeat.status
         assert (status.step, status.step_seconds, status.trained_seconds) == (6, 2.0, 4.0)
+
+
+class Diverging:
+    """Training of which steps 10 and 20 were saved, in attempts that each go on from the newest proven step."""
+
+    def __init__(self, session: TrainerSession) -> None:
+        self.session, self.training = session, training_in(session)
+        limits = session.run.spec.recovery_limits
+        finite = self.training._finite = FiniteLosses(limits.on_nan)
+        self.training._prover = Prover(session, 60.0, finite)
+        self.training._budget, self.training._checkpointer = Budget(limits.attempts_without_progress), None
+        self.training._losses = type("Losses", (), {"add": lambda *point: None})()
+        self.begin()
+
+    def begin(self) -> int | None:
+        self.training._recovering = None
+        proven = self.training._proven = self.training._prover.settle()
+        self.training._finite.begin(proven)
+        return proven
+
+    def save(self, step: int) -> None:
+        self.training._prover.saved(step)
+        checkpoint(self.session.run, step)
+
+    def loss(self, step: int, loss: float = 2.0) -> None:
+        """The loss of a step, and what follows from it, as MaxText's loop meets it."""
+        self.session.heartbeat.update(step=step)
+        try:
+            self.training.metrics(step, {"learning/loss": loss})
+        except Exception as error:
+            self.training._judge(error)
+
+    def told(self, kind: str) -> list[tuple[int | None, Any]]:
+        return [(e.step, e.data) for e in EventReader(self.session.run.store).all() if e.kind == kind]
+
+
+@pytest.fixture
+def diverging(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Diverging]:
+    with session_of(run_at(tmp_path, recovery={"on_nan": request.param})) as session:
+        found = Diverging(session)
+        for step in (10, 20):
+            found.save(step)
+            found.loss(step)
+        yield found
+        found.training.close()
+
+
+NAN = float("nan")
+
+
+@pytest.mark.parametrize("diverging", ["stop"], indirect=True)
+def test_a_loss_that_is_not_a_number_ends_the_run_in_words(diverging: Diverging) -> None:
+    diverging.save(30)
+    with pytest.raises(ElasticTPUError) as caught:
+        diverging.loss(30, NAN)
+    assert caught.value.code == ExitCode.BUG
+    assert str(caught.value) == (
+        "the loss of step 30 is nan: training is stopped (recovery.on_nan: stop); the newest checkpoint is of step 20"
+    )
+    assert diverging.told("train.not_finite") == [(30, {"loss": "nan", "then": "stop", "proven_step": None})]
+    assert proof.newest_proven(diverging.session.run.store) == 20
+
+
+@pytest.mark.parametrize("diverging", ["restore"], indirect=True)
+def test_training_goes_back_before_the_bad_loss_as_often_as_the_budget_allows(diverging: Diverging) -> None:
+    for again in range(2):
+        diverging.save(30)
+        with pytest.raises(jax.errors.JaxRuntimeError, match="DATA_LOSS: the loss of step 25 is inf"):
+            diverging.loss(25, float("inf"))
+        assert diverging.begin() == 20
+        assert [step for step, _ in diverging.told("checkpoint.rejected")] == [30] * (again + 1)
+        diverging.loss(21)
+    with pytest.raises(
+        LimitSpent, match=r"attempts_without_progress \(3\) is spent: the loss of step 25 is inf, again"
+    ):
+        diverging.loss(25, float("inf"))
+
+
+@pytest.mark.parametrize("diverging", ["restore"], indirect=True)
+def test_a_checkpoint_whose_first_loss_is_bad_is_not_restored_twice(diverging: Diverging) -> None:
+    with pytest.raises(jax.errors.JaxRuntimeError, match="DATA_LOSS"):
+        diverging.loss(21, NAN)
+    assert diverging.begin() == 20
+    with pytest.raises(jax.errors.JaxRuntimeError, match="DATA_LOSS"):
+        diverging.loss(21, NAN)
+    assert diverging.begin() == 10
+
+
+@pytest.mark.parametrize("diverging", ["continue"], indirect=True)
+def test_where_the_spec_says_so_training_goes_on(diverging: Diverging) -> None:
+    diverging.save(30)
+    diverging.loss(30, NAN)
+    diverging.loss(31, NAN)
+    assert diverging.begin() == 30
+    assert [step for step, _ in diverging.told("train.not_finite")] == [30]

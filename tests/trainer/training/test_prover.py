@@ -15,6 +15,7 @@ from elastic_tpu.tests.tools.small import checkpoint, run_at, session_of
 from elastic_tpu.trainer import session as sessions
 from elastic_tpu.trainer.session import TrainerSession
 from elastic_tpu.trainer.training.checkpoints import prove
+from elastic_tpu.trainer.training.finite import FiniteLosses
 from elastic_tpu.trainer.training.prover import Prover
 
 
@@ -23,7 +24,9 @@ class Watched(Prover):
 
     def __init__(self, session: TrainerSession) -> None:
         self.looks = threading.Semaphore(0)
-        super().__init__(session, interval=0.01)
+        self.losses = FiniteLosses("stop")
+        self.losses.begin(restored=1000)  # every loss is known and finite, unless a test says otherwise
+        super().__init__(session, 0.01, self.losses)
 
     def _look(self) -> None:
         try:
@@ -158,7 +161,7 @@ def test_settling_waits_for_a_storage_that_is_away(
 def test_settling_gives_up_when_the_storage_timeout_is_spent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sessions, "_AGAIN", 0.0)
     with session_of(run_at(tmp_path, recovery={"storage_timeout": "1s"})) as session:
-        prover = Prover(session, interval=60)
+        prover = Prover(session, 60.0, FiniteLosses("stop"))
         asked = 0
 
         def list_(prefix: str = "") -> object:
@@ -251,3 +254,33 @@ def test_a_failed_look_is_not_the_last(tmp_path: Path, monkeypatch: pytest.Monke
             assert session.heartbeat.status.proven_step == 10
         finally:
             prover.close()
+
+
+def test_nothing_is_proven_before_its_loss_is_known_nor_after_one_that_is_not_finite(
+    session: TrainerSession, prover: Watched
+) -> None:
+    prover.losses.begin(None)
+    prover.settle()
+    prover.resume()
+    for step in (10, 20):
+        prover.saved(step)
+        checkpoint(session.run, step)
+    prover.losses.note(10, 2.5)
+    prover.after_looks(2)
+    assert session.heartbeat.status.proven_step == 10
+    prover.losses.note(19, float("nan"))
+    assert prover.settle() == 10
+    assert proof.recorded_steps(session.run.store) == [10]
+    (rejected,) = [e for e in EventReader(session.run.store).all() if e.kind == "checkpoint.rejected"]
+    assert (rejected.step, "loss of step 19" in rejected.data["why"][0]) == (20, True)
+
+
+def test_where_the_spec_says_to_go_on_checkpoints_are_proven_whatever_the_loss(
+    session: TrainerSession, prover: Watched
+) -> None:
+    prover.losses.begin(None)
+    prover.losses.on_nan = "continue"
+    prover.losses.note(9, float("inf"))
+    prover.saved(10)
+    checkpoint(session.run, 10)
+    assert prover.settle() == 10
