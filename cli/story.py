@@ -62,7 +62,8 @@ def recovery(finished: RecoveryFinished) -> str:
     """A finished recovery: steps, where, and how long each part took."""
     where = "same process" if finished.in_process else "new process"
     steps = f"reached {finished.reached}, restored {finished.restored}, {finished.steps_lost} lost"
-    return f"recovered ({where}): {steps}; {recovery_parts(finished)}"
+    result = f"; {finished.result_words}" if finished.result else ""
+    return f"recovered ({where}): {steps}; {recovery_parts(finished)}{result}"
 
 
 def recovery_parts(finished: RecoveryFinished) -> str:

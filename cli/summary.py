@@ -38,7 +38,7 @@ def summary(
         lines += [
             f"recovery {number}     {recovery.cause}: killed at step {recovery.reached}, restored {recovery.restored}, "
             f"{recovery.steps_lost} steps lost, {where}",
-            f"               {recovery_parts(recovery)}",
+            f"               {recovery_parts(recovery)}" + (f"; {words}" if (words := recovery.result_words) else ""),
         ]
     result = read_result(run)
     if result is not None:

@@ -10,9 +10,14 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 from .events import Event
+
+Account = Literal["exact", "estimated"]
+
+# The result of a recovery after which training does what it would have done without it.
+IDENTICAL = "bit-identical"
 
 RECOVERY_PARTS = ("detect", "wait", "rebuild", "first_step")
 
@@ -79,7 +84,9 @@ class RecoveryFinished:
       seconds: of each of `RECOVERY_PARTS`.
       repeated_seconds: wall seconds that the lost steps had taken.
       in_process: whether the process that trained recovered; otherwise a new process did.
-      exact: whether `steps_lost` and `repeated_seconds` were measured; estimated after the death of a process.
+      account: whether `steps_lost` and `repeated_seconds` were measured (exact), or estimated after a process died.
+      result: `IDENTICAL`, or why what is trained is not bit for bit what it would be without interruptions; empty where
+        the event does not say.
       time: when the event was recorded; None in the writer.
     """
 
@@ -93,13 +100,19 @@ class RecoveryFinished:
     seconds: Mapping[str, float] = field(default_factory=lambda: dict.fromkeys(RECOVERY_PARTS, 0.0))
     repeated_seconds: float = 0.0
     in_process: bool = True
-    exact: bool = True
+    account: Account = "exact"
+    result: str = ""
     time: datetime | None = None
 
     @property
     def total_seconds(self) -> float:
         """From the last completed step to the first new one."""
         return sum(self.seconds.values())
+
+    @property
+    def result_words(self) -> str:
+        """The result for people; empty where it was not told."""
+        return self.result if self.result in ("", IDENTICAL) else f"not {IDENTICAL}: {self.result}"
 
     @classmethod
     def of(cls, event: Event) -> RecoveryFinished:
@@ -116,7 +129,8 @@ class RecoveryFinished:
             seconds={part: _number(parts.get(part)) for part in RECOVERY_PARTS},
             repeated_seconds=_number(data.get("repeated_seconds")),
             in_process=bool(data.get("in_process", True)),
-            exact=bool(data.get("exact", True)),
+            account=_account(data),
+            result=str(data.get("result") or ""),
             time=event.time,
         )
 
@@ -131,13 +145,22 @@ class RecoveryFinished:
             "seconds": {part: round(self.seconds[part], 3) for part in RECOVERY_PARTS},
             "repeated_seconds": round(self.repeated_seconds, 3),
             "in_process": self.in_process,
-            "exact": self.exact,
+            "account": self.account,
+            "exact": self.account == "exact",  # for readers of older versions
+            "result": self.result,
         }
 
 
 def finished_recoveries(events: Iterable[Event]) -> list[RecoveryFinished]:
     """The recoveries that finished, in order."""
     return [RecoveryFinished.of(event) for event in events if event.kind == RecoveryFinished.KIND]
+
+
+def _account(data: Mapping[str, Any]) -> Account:
+    told = data.get("account")
+    if told in ("exact", "estimated"):
+        return "exact" if told == "exact" else "estimated"
+    return "exact" if data.get("exact", True) else "estimated"
 
 
 def _number(value: object, default: float = 0.0) -> float:

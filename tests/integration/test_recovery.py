@@ -48,6 +48,7 @@ def test_a_lost_slice_changes_nothing_in_the_result(scenario: Make, uninterrupte
     assert differing(one.checkpoint(), uninterrupted) == []
     (recovery,) = one.events("recovery.finished")
     assert recovery.data["in_process"]
+    assert (recovery.data["account"], recovery.data["result"]) == ("exact", "bit-identical")
     assert recovery.data["slices"] == [1]
     assert recovery.data["restored"] % EVERY == 0
     assert recovery.data["steps_lost"] == recovery.data["reached"] - recovery.data["restored"]
@@ -230,6 +231,7 @@ def test_fewer_slices_go_on_and_take_the_lost_one_in_after_a_save(scenario: Make
     assert wait() == 0
     loss, back = one.events("recovery.finished")
     assert loss.data["slices"] == [1]
+    assert (loss.data["result"], back.data["result"]) == ("2 of 3 slices",) * 2, "steps with two slices count"
     assert back.data["steps_lost"] == 0, "more slices are taken right after a save"
     result, why = proven_result(one.run)
     assert result is not None, why
@@ -244,6 +246,7 @@ def test_a_loss_that_is_not_a_number_for_once_costs_some_steps(scenario: Make, u
     (rejected,) = one.events("checkpoint.rejected")
     (recovery,) = one.events("recovery.finished")
     assert (told.step, rejected.step, recovery.data["restored"]) == (2 * EVERY, 2 * EVERY, EVERY)
+    assert recovery.data["result"] == f"it went back because the loss of step {2 * EVERY} is nan"
     assert differing(one.checkpoint(), uninterrupted) == []
 
 

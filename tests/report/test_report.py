@@ -210,6 +210,22 @@ def test_slices_and_training_over_time() -> None:
     }
 
 
+@pytest.mark.parametrize(
+    ("told", "account", "result"),
+    [
+        ({"exact": False}, "estimated", "not told"),
+        ({"account": "exact", "result": "bit-identical"}, "exact", "bit-identical"),
+        ({"account": "exact", "result": "2 of 3 slices"}, "exact", "not bit-identical: 2 of 3 slices"),
+    ],
+)
+def test_a_recovery_shows_its_account_and_what_became_of_the_result(
+    told: dict[str, Any], account: str, result: str
+) -> None:
+    text = page(tell(of(events=(*EVENTS[:-1], finished(32.5, **told)))))
+    assert f'<td data-label="Account">{account}<small>' in text
+    assert f'<td data-label="Result">{result}</td>' in text
+
+
 def test_slices_that_are_away_show_in_the_lane_and_in_the_account() -> None:
     away = (
         event(33, "train.suspended", 25, slices=[1], why="3 of 4 pods ready"),

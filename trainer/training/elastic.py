@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import time
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NoReturn
 
 import jax
@@ -17,7 +17,9 @@ from pathwaysutils.elastic.manager import ElasticRuntimeError, Manager, ScaleUpS
 
 from ...runs import masking
 from ...runs.errors import BadInput, ElasticTPUError, Infrastructure, LimitSpent, Problem
+from ...runs.record.events import EventReader
 from ...runs.record.status import SliceCount
+from ...runs.spec.plan import data_kind
 from ..session import TrainerSession
 from . import maxtext_patches
 from .bad_input import find_bad_input, may_come_from_input
@@ -25,6 +27,7 @@ from .error_chain import decisive_error, find, own_error
 from .failure_policy import Budget, Cause, Failure, classify
 from .finite import FiniteLosses, LossNotFinite
 from .hardware import Hardware
+from .likeness import Likeness
 from .loss_writer import LossWriter
 from .prover import Prover
 from .recovery import Recovering, StepTimes, after_a_dead_process, tell_finished, tell_started
@@ -52,6 +55,8 @@ class ElasticTraining:
         self._times = StepTimes()
         self._recovering: Recovering | None = after_a_dead_process(session.before)
         self._proven: int | None = None
+        self._likeness = Likeness(EventReader(session.run.store).all() if session.before else ())
+        self._bad_loss: LossNotFinite | None = None  # training goes back because of it
         self._first_of_attempt = True
         self._completed_at, self._suspended_before = time.monotonic(), 0.0
         self.early_stop = False
@@ -183,7 +188,7 @@ class ElasticTraining:
         if not self._budget.note(Cause.RETRY, proven):
             limit = f"recovery.attempts_without_progress ({self._budget.allowed}) is spent"
             raise LimitSpent(f"{limit}: {bad}, again (recovery.on_nan: restore); {newest}") from bad
-        self._before = None
+        self._before, self._bad_loss = None, bad
         self._begin_recovery([], str(bad))
         raise jax.errors.JaxRuntimeError(f"DATA_LOSS: {bad}") from bad
 
@@ -309,13 +314,26 @@ class ElasticTraining:
             raise Infrastructure(
                 f"MaxText starts at step {step}, but the newest proven checkpoint is of {expected - 1}"
             )
+        self._likeness.begin(step - 1, self._unlike(step))
         if self._recovering is not None:
             self._recovering.training, self._recovering.restored = now, step - 1
+            self._recovering.result = self._likeness.result
         self._session.event("train.restored", step=step - 1) if step else None
         self._beat.update(phase="training", step=step - 1, doing="compiling and running the first step")
         live = sum(len(self._manager.slice_to_devices[i]) for i in self._manager.active_slice_indices)
         maxtext_patches.check_first_batch(variables["data_loader"], fixed["config"], live)
         self._prover.resume()
+
+    def _unlike(self, step: int) -> Iterator[str]:
+        """Why this attempt, which begins with `step`, trains otherwise than one that nothing interrupts."""
+        active, wanted = self._manager.active_slice_count, self._spec.slices.count
+        if active != wanted:
+            yield f"{active} of {wanted} slices"
+        if self._bad_loss is not None:
+            yield f"it went back because {self._bad_loss}"
+            self._bad_loss = None
+        if step and data_kind(self._spec.data.train)[0] != "grain":
+            yield "its data cannot resume where it stopped"
 
     def _raise_if_lost(self, state: dict[str, Any]) -> None:
         lost = self._slices.lost() if self._hardware.simulated else frozenset()

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from ...runs.record.recovery_events import RecoveryFinished, RecoveryStarted
+from ...runs.record.recovery_events import IDENTICAL, RecoveryFinished, RecoveryStarted
 from ...runs.record.status import Status
 from ..session import TrainerSession
 
@@ -59,6 +59,7 @@ class Recovering:
       ready: when enough slices were up.
       training: when the first new step began.
       restored: step of the checkpoint, -1 when there was none.
+      result: as in `RecoveryFinished`.
     """
 
     cause: str
@@ -72,6 +73,7 @@ class Recovering:
     ready: float | None = None
     training: float | None = None
     restored: int = -1
+    result: str = IDENTICAL
 
     def fail_again(self, why: str, slices: list[int]) -> None:
         """Note another error before the first new step: it belongs to the same recovery."""
@@ -112,7 +114,8 @@ class Recovering:
             seconds=seconds,
             repeated_seconds=repeated,
             in_process=self.in_process,
-            exact=self.in_process,
+            account="exact" if self.in_process else "estimated",
+            result=self.result,
         )
 
 

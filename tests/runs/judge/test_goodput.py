@@ -46,7 +46,7 @@ STORY = [
     event(165, "recovery.started", trained_seconds=30, in_process=False),
     recovered(
         185, detect=0, wait=1, rebuild=9, first_step=10, cause="the trainer process died", reached=41, restored=40,
-        steps_lost=1, repeated_seconds=1, in_process=False, exact=False,
+        steps_lost=1, repeated_seconds=1, in_process=False, account="estimated",
     ),
     event(204, "train.stopped", trained_seconds=28),
 ]  # fmt: skip
@@ -128,8 +128,8 @@ def test_the_story_of_each_recovery() -> None:
         20,
     )
     assert in_process.seconds == {"detect": 5, "wait": 60, "rebuild": 15, "first_step": 10}
-    assert (in_process.in_process, in_process.exact) == (True, True)
-    assert (dead.in_process, dead.exact) == (False, False)
+    assert (in_process.in_process, in_process.account) == (True, "exact")
+    assert (dead.in_process, dead.account) == (False, "estimated")
 
 
 def test_a_later_start_that_recovers_nothing_compiles_too() -> None:

@@ -14,7 +14,7 @@ from elastic_tpu.tests.fakes.store import MemoryStore
 NOON = datetime(2026, 1, 31, 12, tzinfo=UTC)
 STARTED = RecoveryStarted("slice 1 lost", (1,), 25, False, 0.125, 35.5)
 SECONDS = {"detect": 0.5, "wait": 60.25, "rebuild": 15.0, "first_step": 2.0}
-FINISHED = RecoveryFinished("slice 1 lost", (1, 2), 25, 20, 5, SECONDS, 4.75, in_process=False, exact=False)
+FINISHED = RecoveryFinished("slice 1 lost", (1, 2), 25, 20, 5, SECONDS, 4.75, False, "estimated", "2 of 3 slices")
 
 
 def written(kind: str, step: int | None, data: dict[str, Any]) -> Event:
@@ -39,7 +39,8 @@ def test_the_format_of_the_event_files() -> None:
     }  # fmt: skip
     assert FINISHED.data() == {
         "cause": "slice 1 lost", "slices": [1, 2], "reached": 25, "restored": 20, "steps_lost": 5, "seconds": SECONDS,
-        "repeated_seconds": 4.75, "in_process": False, "exact": False,
+        "repeated_seconds": 4.75, "in_process": False, "account": "estimated", "exact": False,
+        "result": "2 of 3 slices",
     }  # fmt: skip
 
 
@@ -61,3 +62,9 @@ def test_missing_and_damaged_fields_have_their_defaults(data: dict[str, Any]) ->
     event = Event(NOON, "trainer", RecoveryFinished.KIND, data=data)
     assert RecoveryFinished.of(event) == RecoveryFinished(time=NOON)
     assert RecoveryStarted.of(event) == RecoveryStarted(time=NOON)
+
+
+@pytest.mark.parametrize(("exact", "account"), [(True, "exact"), (False, "estimated")])
+def test_an_event_of_an_older_version_tells_its_account_and_no_result(exact: bool, account: str) -> None:
+    found = RecoveryFinished.of(Event(NOON, "trainer", RecoveryFinished.KIND, data={"exact": exact}))
+    assert (found.account, found.result, found.result_words) == (account, "", "")

@@ -41,7 +41,7 @@ def test_each_second_of_a_recovery_has_its_place() -> None:
     assert told.seconds == {"detect": 5, "wait": 60, "rebuild": 15, "first_step": 10}
     assert told.total_seconds == 190 - (105 - 5)
     assert (told.reached, told.restored, told.steps_lost, told.repeated_seconds) == (25, 20, 5, 5)
-    assert (told.exact, told.in_process, told.slices) == (True, True, (1,))
+    assert (told.account, told.in_process, told.slices) == ("exact", True, (1,))
 
 
 @pytest.mark.parametrize(
@@ -80,7 +80,7 @@ def test_what_a_dead_process_lost_is_an_estimate() -> None:
     story.restored = 30
     told = story.finished(9)
     assert (told.steps_lost, told.repeated_seconds) == (11, 22)
-    assert (told.exact, told.in_process) == (False, False)
+    assert (told.account, told.in_process) == ("estimated", False)
 
 
 def test_another_error_before_the_first_new_step_is_the_same_recovery() -> None:
