@@ -23,6 +23,7 @@ def validate_checkpoint(step_dir: str, step: int, *, finite: bool = False) -> li
       step_dir: ``<run>/checkpoints/<step>``.
       step: the step that it should hold.
       finite: report weights that are NaN or infinite as well.
+
     Raises:
       Unreachable: the storage did not answer, so nothing is known.
     """
