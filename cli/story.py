@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from ..runs.record import slice_counts
 from ..runs.record.events import Event
 from ..runs.record.recovery_events import RECOVERY_PARTS, RecoveryFinished, RecoveryStarted
 from ..runs.units import show_duration
@@ -36,6 +37,7 @@ def line(event: Event) -> str | None:
         "train.suspended": lambda: f"training waits for slice {', '.join(map(str, data['slices']))}: {data['why']}",
         "train.resumed": lambda: f"training goes on after {show_duration(data['seconds'], tenths=True)}",
         "train.stalled": lambda: f"{data['reason']}; the stacks of all threads are in the log",
+        slice_counts.KIND: lambda: f"from step {event.step} on {slice_counts.batch_words(data)}",
         "train.not_finite": lambda: (
             f"the loss of step {event.step} is {data['loss']} (recovery.on_nan: {data['then']})"
         ),

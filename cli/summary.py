@@ -9,6 +9,7 @@ from typing import Any
 
 from ..runs.errors import ElasticTPUError, ExitCode
 from ..runs.judge import goodput
+from ..runs.record import slice_counts
 from ..runs.record.events import EventReader, is_simulated
 from ..runs.record.published import evaluation_of, judge_gate
 from ..runs.record.result import read_result
@@ -40,6 +41,7 @@ def summary(
             f"{recovery.steps_lost} steps lost, {where}",
             f"               {recovery_parts(recovery)}" + (f"; {words}" if (words := recovery.result_words) else ""),
         ]
+    lines += [f"slices         {change}" for change in slice_counts.changes(events)[-4:]]
     result = read_result(run)
     if result is not None:
         simulated = " (simulated slices)" if is_simulated(run.spec.traits, events) else ""

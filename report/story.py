@@ -15,6 +15,7 @@ from typing import Literal
 from ..runs.errors import ExitCode, exit_words
 from ..runs.judge import goodput
 from ..runs.judge.goodput import Goodput
+from ..runs.record import slice_counts
 from ..runs.record.claim import is_stale
 from ..runs.record.events import Event, is_simulated
 from ..runs.record.loss_log import Loss
@@ -88,6 +89,7 @@ class Story:
     recovering: RecoveryStarted | None
     timeline: Timeline | None
     checkpoints: tuple[Checkpoint, ...]
+    slice_changes: tuple[str, ...]
 
 
 def tell(records: Records) -> Story:
@@ -104,6 +106,7 @@ def tell(records: Records) -> Story:
         recovering=_recovering(records),
         timeline=timeline(records.events, _ends(records.attempts), end_of(records)),
         checkpoints=checkpoints(records),
+        slice_changes=tuple(slice_counts.changes(records.events)),
     )
 
 

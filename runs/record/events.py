@@ -39,6 +39,7 @@ KINDS = frozenset(
         "train.suspended",
         "train.resumed",
         "train.not_finite",
+        "train.slices",
         "recovery.started",
         "recovery.finished",
         "checkpoint.saved",

@@ -168,7 +168,7 @@ def _wrong_type(key: str, default: object, value: object) -> str:
             return "must be -1 (what is left) or at least 1"
         if _WHOLE.fullmatch(key) and int(number) != number:
             return "must be a whole number"
-        if _WHOLE.fullmatch(key) and number < 1 and number != default:
+        if _WHOLE.fullmatch(key) and not _MESH.fullmatch(key) and number < 1 and number != default:
             return "must be at least 1"
         if key == "per_device_batch_size" and number <= 0:
             return "must be above zero"

@@ -24,13 +24,20 @@ PERSISTENCE_ABOVE_GIB = 6.7
 # Parameters above which simulated slices take from seconds to minutes a step.
 _MANY_HERE = 100_000_000
 
+# Numbers of slices that a note names.
+_MOST_COUNTS = 6
+
 # After the suffix a shard may follow (`x.array_record-00000-of-00008`, `x.parquet*`), but no other suffix.
 _SUFFIX = re.compile(r"\.(parquet|array_?record)(?![\w.])")
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What the run will take and set. Slice-hours by limit count all slices for the whole limit: an upper bound."""
+    """What the run will take and set.
+
+    Slice-hours by limit count all slices for the whole limit: an upper bound. `global_batches`: sequences a step, by
+    the number of slices that train, from `slices.min` to `slices.count`.
+    """
 
     run_id: str
     uri: str
@@ -43,6 +50,7 @@ class Plan:
     vms: int
     devices: int
     global_batch: int
+    global_batches: Mapping[int, int]
     sequence_length: int | None
     memory: Memory | None
     persistence: bool
@@ -84,12 +92,33 @@ def hbm_of_device(shape: tpu.SliceShape) -> float:
     return shape.hbm_gib_per_chip * shape.chips / shape.devices
 
 
-def memory_of(spec: RunSpec, shape: tpu.SliceShape) -> Memory | None:
-    """What a training step of the spec needs; None if the model's size is not known here."""
+def memory_of(spec: RunSpec, shape: tpu.SliceShape, slices: int | None = None) -> Memory | None:
+    """What a training step needs on so many slices, by default all; None if the model's size is not known here."""
     keys = maxtext_config.resolved(spec.model.name, spec.train.maxtext)
     if spec.platform == "local":
         keys = {"attention": "dot_product", **keys} | {"attention": spec.train.maxtext.get("attention", "dot_product")}
-    return estimate(keys, shape.devices, spec.slices.count)
+    return estimate(keys, shape.devices, slices or spec.slices.count)
+
+
+def slice_counts(spec: RunSpec) -> range:
+    """The numbers of slices with which the run may train, smallest first."""
+    return range(min(spec.slices.minimum, spec.slices.count), spec.slices.count + 1)
+
+
+def global_batches(spec: RunSpec) -> dict[int, int]:
+    """Sequences that a step trains on, by each number of slices of `slice_counts`."""
+    keys = maxtext_config.resolved(spec.model.name, spec.train.maxtext)
+    accumulation = int(_number(keys.get("gradient_accumulation_steps")))
+    row = _number(keys.get("per_device_batch_size")) * shape_of(spec).devices
+    return {count: int(row * count * accumulation) for count in slice_counts(spec)}
+
+
+def _on_fewer(batches: Mapping[int, int]) -> str:
+    """The note on the batches of fewer slices; of many counts only some are named."""
+    counts = sorted(batches, reverse=True)
+    named = counts if len(counts) <= _MOST_COUNTS else [*counts[: _MOST_COUNTS - 1], counts[-1]]
+    shown = ", ".join(f"{batches[count]} on {count}" for count in named)
+    return f"on fewer slices (slices.min) the global batch is smaller and the learning rate stays: {shown}"
 
 
 def maxtext_overrides(spec: RunSpec) -> dict[str, Any]:
@@ -140,18 +169,22 @@ def make_plan(spec: RunSpec) -> Plan:
     shape = shape_of(spec)
     keys = maxtext_config.resolved(spec.model.name, spec.train.maxtext)
     memory = memory_of(spec, shape)
-    devices = shape.devices * spec.slices.count
-    accumulation = int(_number(keys.get("gradient_accumulation_steps")))
+    devices, batches = shape.devices * spec.slices.count, global_batches(spec)
     big = memory is not None and memory.checkpoint_gib > PERSISTENCE_ABOVE_GIB
     # Of unknown size (a launcher without MaxText): on. The service takes small checkpoints too, and large ones need it.
     persistence = spec.platform == "gke" and (big or memory is None)
-    notes = []
+    notes, short = list[str](), ""
     if memory is None:
         notes.append(
             "memory is not known: MaxText is not installed here (extra [trainer]); the trainer checks at start"
         )
     elif shape.hbm_gib_per_chip and (short := shortage(memory, hbm_of_device(shape))[1]):
         notes.append(short)
+    if len(batches) > 1:
+        notes.append(_on_fewer(batches))
+        least = memory_of(spec, shape, spec.slices.minimum)
+        if least is not None and shape.hbm_gib_per_chip and (less := shortage(least, hbm_of_device(shape))[1]) != short:
+            notes.append(f"on {spec.slices.minimum} of {spec.slices.count} slices {less}")
     if spec.platform == "gke" and colocated_python(spec):
         notes.append("with colocated Python a preempted slice is a lost one: Pathways cannot suspend and resume it")
     if shape.generation == "sim" and memory is not None and memory.parameters > _MANY_HERE:
@@ -174,7 +207,8 @@ def make_plan(spec: RunSpec) -> Plan:
         vms=shape.vms * spec.slices.count,
         devices=devices,
         sequence_length=int(_number(keys.get("max_target_length"))) or None,
-        global_batch=int(_number(keys.get("per_device_batch_size")) * devices * accumulation),
+        global_batch=batches[spec.slices.count],
+        global_batches=batches,
         memory=memory,
         persistence=persistence,
         persistence_reason=_persistence_reason(memory, big, spec.platform),

@@ -117,21 +117,25 @@ def _division(spec: RunSpec) -> Iterator[Problem]:
     if failed or maxtext_config.check_overrides(overrides) or not maxtext_config.base():
         return
     devices, keys = plan.shape_of(spec).devices, maxtext_config.resolved(spec.model.name, overrides)
-    ways = memory.fsdp_ways(keys, devices, spec.slices.count)
-    if ways is None:
-        cure = (
-            f"the ici_*_parallelism keys must multiply to the {devices} devices of a slice, the dcn_*_parallelism keys "
-            f"to the {spec.slices.count} slices; one of each may be -1"
-        )
-        yield Problem("train.maxtext", None, cure)
-        return
-    dimension = keys.get("base_emb_dim")
-    if isinstance(dimension, int) and dimension % ways:
-        cure = f"must divide by the {ways} devices that fsdp spans"
-        if "base_emb_dim" in overrides:
-            yield Problem("train.maxtext.base_emb_dim", dimension, cure)
-        else:
-            yield Problem("model.name", spec.model.name, f"its base_emb_dim ({dimension}) {cure}")
+    axes = {key: value for key, value in keys.items() if key.endswith("_parallelism")}
+    for slices in plan.slice_counts(spec):
+        fewer = f" when {slices} of {spec.slices.count} slices train (slices.min)" if slices < spec.slices.count else ""
+        ways = memory.fsdp_ways(axes, devices, slices)
+        if ways is None:
+            cure = (
+                f"the ici_*_parallelism keys must multiply to the {devices} devices of a slice, the dcn_*_parallelism "
+                f"keys to the {slices} slices{fewer}; one of each may be -1"
+            )
+            yield Problem("train.maxtext", None, cure)
+            break
+        dimension = keys.get("base_emb_dim")
+        if isinstance(dimension, int) and dimension % ways:
+            cure = f"must divide by the {ways} devices that fsdp spans{fewer}"
+            if "base_emb_dim" in overrides:
+                yield Problem("train.maxtext.base_emb_dim", dimension, cure)
+            else:
+                yield Problem("model.name", spec.model.name, f"its base_emb_dim ({dimension}) {cure}")
+            break
     batch = keys.get("per_device_batch_size")
     if isinstance(batch, (int, float)) and (batch * devices) % 1:
         cure = f"times the {devices} devices of a slice must be a whole number"
@@ -313,6 +317,7 @@ _RULES: tuple[tuple[tuple[str, ...], Rule], ...] = (
             "slices.machine_type",
             "slices.topology",
             "slices.count",
+            "slices.min",
             "platform",
             "train.maxtext",
             "model.name",

@@ -16,6 +16,8 @@ from elastic_tpu.runs.record.result import proven_result
 from .conftest import EVERY, STEPS, Scenario, WarmTrainer, differing, tiny_spec, wait_for
 
 pytestmark = pytest.mark.maxtext
+
+TWO_OF_THREE = "2 of 3 slices, global batch 8 instead of 12, the learning rate stays"
 Make = Callable[..., Scenario]
 
 
@@ -231,7 +233,8 @@ def test_fewer_slices_go_on_and_take_the_lost_one_in_after_a_save(scenario: Make
     assert wait() == 0
     loss, back = one.events("recovery.finished")
     assert loss.data["slices"] == [1]
-    assert (loss.data["result"], back.data["result"]) == ("2 of 3 slices",) * 2, "steps with two slices count"
+    assert (loss.data["result"], back.data["result"]) == (TWO_OF_THREE,) * 2, "steps with two slices count"
+    assert [(e.data["active"], e.data["global_batch"]) for e in one.events("train.slices")] == [(2, 8), (3, 12)]
     assert back.data["steps_lost"] == 0, "more slices are taken right after a save"
     result, why = proven_result(one.run)
     assert result is not None, why

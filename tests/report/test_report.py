@@ -226,6 +226,12 @@ def test_a_recovery_shows_its_account_and_what_became_of_the_result(
     assert f'<td data-label="Result">{result}</td>' in text
 
 
+def test_the_page_says_on_which_batch_was_trained() -> None:
+    fewer = event(33, "train.slices", 21, active=1, wanted=2, global_batch=4, full_batch=8)
+    text = page(tell(of(events=(*EVENTS, fewer, event(34, "train.slices", 31)))))
+    assert "from step 21 on 1 of 2 slices, global batch 4 instead of 8, the learning rate stays" in text
+
+
 def test_slices_that_are_away_show_in_the_lane_and_in_the_account() -> None:
     away = (
         event(33, "train.suspended", 25, slices=[1], why="3 of 4 pods ready"),

@@ -17,9 +17,10 @@ from pathwaysutils.elastic.manager import ElasticRuntimeError, Manager, ScaleUpS
 
 from ...runs import masking
 from ...runs.errors import BadInput, ElasticTPUError, Infrastructure, LimitSpent, Problem
+from ...runs.record import slice_counts
 from ...runs.record.events import EventReader
 from ...runs.record.status import SliceCount
-from ...runs.spec.plan import data_kind
+from ...runs.spec.plan import data_kind, global_batches
 from ..session import TrainerSession
 from . import maxtext_patches
 from .bad_input import find_bad_input, may_come_from_input
@@ -55,6 +56,7 @@ class ElasticTraining:
         self._times = StepTimes()
         self._recovering: Recovering | None = after_a_dead_process(session.before)
         self._proven: int | None = None
+        self._batches, self._training_slices = global_batches(self._spec), self._spec.slices.count
         self._likeness = Likeness(EventReader(session.run.store).all() if session.before else ())
         self._bad_loss: LossNotFinite | None = None  # training goes back because of it
         self._first_of_attempt = True
@@ -314,6 +316,7 @@ class ElasticTraining:
             raise Infrastructure(
                 f"MaxText starts at step {step}, but the newest proven checkpoint is of {expected - 1}"
             )
+        self._tell_slices(step)
         self._likeness.begin(step - 1, self._unlike(step))
         if self._recovering is not None:
             self._recovering.training, self._recovering.restored = now, step - 1
@@ -324,11 +327,16 @@ class ElasticTraining:
         maxtext_patches.check_first_batch(variables["data_loader"], fixed["config"], live)
         self._prover.resume()
 
+    def _tell_slices(self, step: int) -> None:
+        active = self._manager.active_slice_count
+        if active != self._training_slices:
+            self._session.event(slice_counts.KIND, step=step, **slice_counts.data(active, self._batches))
+        self._training_slices = active
+
     def _unlike(self, step: int) -> Iterator[str]:
         """Why this attempt, which begins with `step`, trains otherwise than one that nothing interrupts."""
-        active, wanted = self._manager.active_slice_count, self._spec.slices.count
-        if active != wanted:
-            yield f"{active} of {wanted} slices"
+        if self._training_slices != self._spec.slices.count:
+            yield slice_counts.batch_words(slice_counts.data(self._training_slices, self._batches))
         if self._bad_loss is not None:
             yield f"it went back because {self._bad_loss}"
             self._bad_loss = None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from ...runs.record import slice_counts
 from ...runs.record.events import Event
 from ...runs.record.recovery_events import IDENTICAL, RecoveryFinished
 
@@ -17,6 +18,10 @@ class Likeness:
     def __init__(self, events: Iterable[Event] = ()) -> None:
         self._unlike: list[tuple[int, str]] = []
         for event in events:  # of earlier processes
+            if event.kind == slice_counts.KIND and event.step is not None:
+                told = event.data
+                if told.get("active") != told.get("wanted"):
+                    self._unlike.append((event.step, slice_counts.batch_words(told)))
             if event.kind != RecoveryFinished.KIND or event.step is None:
                 continue
             finished = RecoveryFinished.of(event)

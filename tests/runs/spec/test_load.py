@@ -96,6 +96,18 @@ MISTAKES: list[tuple[dict[str, Any], str]] = [
     (document(model={"name": "default", "start_from": "x"}, export=False, evaluate=False), "model.start_from: 'x'"),
     (document(model={}, data={}, run=None), "run: is empty, must be a mapping of its fields (name, output, labels)"),
     (document(train={"maxtext": {"base_emb_dim": 30}}, slices={"type": "sim-2x4"}), "train.maxtext.base_emb_dim: 30"),
+    (
+        document(
+            slices={"type": "sim-1x2", "count": 4, "min": 2},
+            train={"maxtext": {"base_emb_dim": 40, "dcn_data_parallelism": 1, "dcn_fsdp_parallelism": -1}},
+        ),
+        "train.maxtext.base_emb_dim: 40, must divide by the 6 devices that fsdp spans when 3 of 4 slices train",
+    ),
+    (
+        document(slices={"count": 4, "min": 2}, train={"maxtext": {"dcn_data_parallelism": 4}}),
+        "train.maxtext: the ici_*_parallelism keys must multiply to the 2 devices of a slice, "
+        "the dcn_*_parallelism keys to the 2 slices when 2 of 4 slices train (slices.min)",
+    ),
     (document(train={"maxtext": {"ici_tensor_parallelism": 3}}), "train.maxtext: the ici_*_parallelism keys must mu"),
     (document(train={"maxtext": {"per_device_batch_size": 0.3}}), "train.maxtext.per_device_batch_size: 0.3, times"),
     (document(train={"maxtext": {"per_device_batch_size": 0}}), "train.maxtext.per_device_batch_size: 0, must be ab"),

@@ -74,6 +74,26 @@ def test_hardware_batch_and_hours() -> None:
     assert plan.record()["shape"]["topology"] == "4x4"
 
 
+def test_the_batch_of_every_number_of_slices_is_said() -> None:
+    sections: dict[str, Any] = {"train": {"steps": 100, "maxtext": {"per_device_batch_size": 2}}}
+    plan = make_plan(spec(slices={"type": "sim-1x2", "count": 3, "min": 1}, **sections))
+    assert plan.global_batches == {1: 4, 2: 8, 3: 12}
+    note = (
+        "on fewer slices (slices.min) the global batch is smaller and the learning rate stays: 12 on 3, 8 on 2, 4 on 1"
+    )
+    assert note in plan.notes
+    many = make_plan(spec(slices={"type": "sim-1x2", "count": 100, "min": 1}, **sections))
+    assert any(text.endswith("400 on 100, 396 on 99, 392 on 98, 388 on 97, 384 on 96, 4 on 1") for text in many.notes)
+    assert not any("fewer slices" in text for text in make_plan(spec(slices={"count": 3}, **sections)).notes)
+
+
+def test_memory_that_fewer_slices_lack_is_said() -> None:
+    sharded: dict[str, Any] = {"dcn_data_parallelism": 1, "dcn_fsdp_parallelism": -1}
+    big: dict[str, Any] = {"model": {"name": "qwen3-32b"}, "train": {"steps": 100, "maxtext": sharded}}
+    notes = make_plan(spec(**gke(slices={"type": "v6e-16", "count": 2, "min": 1}, **big))).notes
+    assert any(note.startswith("on 1 of 2 slices a step needs about") for note in notes), notes
+
+
 def test_a_fraction_of_a_row_a_device_is_a_whole_batch() -> None:
     plan = make_plan(spec(slices={"type": "sim-1x4", "count": 2}, train={"maxtext": {"per_device_batch_size": 0.5}}))
     assert plan.global_batch == 4

@@ -35,3 +35,10 @@ def test_a_new_process_knows_what_earlier_ones_did() -> None:
     likeness = Likeness(events)
     likeness.begin(30, [])
     assert likeness.result == "2 of 3 slices"
+
+
+def test_a_process_that_started_with_fewer_slices_and_died_is_known_too() -> None:
+    counts = {"active": 2, "wanted": 3, "global_batch": 8, "full_batch": 12}
+    likeness = Likeness([Event(NOON, "trainer", "train.slices", 1, 0, counts)])
+    likeness.begin(10, [])
+    assert likeness.result == "2 of 3 slices, global batch 8 instead of 12, the learning rate stays"
