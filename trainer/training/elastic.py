@@ -24,7 +24,7 @@ from ...runs.spec.plan import data_kind, global_batches
 from ..session import TrainerSession
 from . import maxtext_patches
 from .bad_input import find_bad_input, may_come_from_input
-from .error_chain import decisive_error, find, own_error
+from .error_chain import SaveFailed, decisive_error, find, own_error, storage_refused
 from .failure_policy import Budget, Cause, Failure, classify
 from .finite import FiniteLosses, LossNotFinite
 from .hardware import Hardware
@@ -62,7 +62,8 @@ class ElasticTraining:
         self._first_of_attempt = True
         self._completed_at, self._suspended_before = time.monotonic(), 0.0
         self.early_stop = False
-        self._step, self._saved_step = -1, -1  # being done, and last one whose save has begun
+        # Being done, last one whose save has begun, last one whose save is known to have ended well.
+        self._step, self._saved_step, self._saved_well = -1, -1, -1
         if self._recovering is not None:
             tell_started(session, self._recovering, session.before.trained_seconds if session.before else 0.0)
 
@@ -122,7 +123,7 @@ class ElasticTraining:
         self._first_of_attempt = True
         self._times = StepTimes()
         self.early_stop = False
-        self._step = self._saved_step = -1
+        self._step = self._saved_step = self._saved_well = -1
 
     def _attempt(self) -> None:
         devices = self._manager.active_slice_count
@@ -148,14 +149,24 @@ class ElasticTraining:
         if isinstance(bad := find(error, LossNotFinite), LossNotFinite):
             self._judge_loss(bad)
         step = self._beat.status.step + 1
+        save = find(error, SaveFailed)
+        if save is not None:
+            error = save.__cause__ or save
         kind, decisive = decisive_error(error)
         recovering = self._recovering is not None
         slices_lost = self._slices.lost(self._hardware.loss_timeout)
         failure = Failure(kind, str(decisive), step, not self._first_of_attempt, slices_lost, recovering)
+        if isinstance(save, SaveFailed) and not slices_lost and (refused := storage_refused(error)) is not None:
+            proven = self._beat.status.proven_step
+            newest = (
+                "no checkpoint is proven" if proven is None else f"the newest proven checkpoint is of step {proven}"
+            )
+            why = masking.mask(f"{type(refused).__name__}: {refused}")[:300]
+            raise Infrastructure(f"{save}: {why}; {newest}") from error
         cause = classify(failure, self._before)
         self._before = failure
         _log.warning("step %d failed (%s): %s", step, cause.value, failure.message.partition("\n")[0])
-        if cause in (Cause.BUG, Cause.INFRASTRUCTURE) and may_come_from_input(kind, decisive):
+        if save is None and cause in (Cause.BUG, Cause.INFRASTRUCTURE) and may_come_from_input(kind, decisive):
             self._raise_if_input_is_bad(error)
         if cause is Cause.BUG:
             traceback.print_exception(error)
@@ -259,6 +270,8 @@ class ElasticTraining:
         if self._first_of_attempt:
             self._begin_training(step, variables, fixed, began)
         self._raise_if_lost(state)
+        if self._saved_step > self._saved_well and not self._checkpointer.is_saving_in_progress():
+            self.end_save()
         if self._beat.stop is not None:
             fixed["steps"] = step + 1  # MaxText's loop ends after this step, and saves
             self._beat.update(phase="stopping", reason=self._beat.stop.reason)
@@ -275,7 +288,22 @@ class ElasticTraining:
     def before_save(self, step: int) -> None:
         """Confirm the fence: a superseded trainer must not save."""
         self._beat.confirm()
+        self.end_save()  # as Orbax does, before it saves again
         self._prover.saving(step)
+
+    def end_save(self) -> None:
+        """Wait for the save that is under way: Orbax tells a failure in the background only to those who wait.
+
+        Raises:
+          SaveFailed: it failed.
+        """
+        if self._checkpointer is None or self._saved_step <= self._saved_well:
+            return
+        try:
+            self._checkpointer.wait()
+        except Exception as error:
+            raise SaveFailed(self._saved_step) from error
+        self._saved_well = self._saved_step
 
     def saved(self, step: int) -> None:
         """The save has begun; the prover waits for its end."""

@@ -15,6 +15,22 @@ from ..checkpoint.arrays import is_transient
 Kinds = type[BaseException] | tuple[type[BaseException], ...]
 
 
+class SaveFailed(Exception):
+    """The save of a step failed, at once or in the background; its cause says why."""
+
+    def __init__(self, step: int) -> None:
+        super().__init__(f"the save of step {step} failed")
+        self.step = step
+
+
+def storage_refused(error: BaseException) -> BaseException | None:
+    """What the storage or the operating system said to a save, unless it failed with its devices."""
+    if find(error, jax.errors.JaxRuntimeError) is not None:
+        return None
+    refused = find(error, (OSError, Unreachable))
+    return refused or find(error, Exception, lambda e: is_transient(str(e)))
+
+
 def own_error(error: BaseException) -> ElasticTPUError | None:
     """An error that this package raised on purpose, e.g. in a hook that MaxText called in a save; it keeps its code."""
     found = find(error, ElasticTPUError)

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from ...runs.errors import ElasticTPUError
+from .error_chain import SaveFailed
 
 _TRAIN = "maxtext.trainers.pre_train.train"
 
@@ -24,6 +25,7 @@ SYMBOLS: Sequence[tuple[str, str, tuple[str, ...]]] = (
     (_TRAIN, "run", ("config", "recorder")),
     (_TRAIN, "training_loop_iteration", ("jax_device_state", "python_vars", "immutable_data")),
     ("maxtext.common.checkpointing", "save_checkpoint", ("checkpoint_manager", "step", "state")),
+    ("maxtext.common.checkpointing", "wait_until_finished", ("checkpoint_manager",)),
     ("maxtext.common.checkpointing", "load_state_if_possible", ("checkpoint_manager",)),
     ("maxtext.common.metric_logger", "MetricLogger", ()),
     ("maxtext.utils.maxtext_utils", "add_config_to_summary_writer", ("config", "summary_writer")),
@@ -50,6 +52,9 @@ class Hooks(Protocol):
 
     def before_save(self, step: int) -> None:
         """A checkpoint of this step is about to be saved."""
+
+    def end_save(self) -> None:
+        """MaxText waits for the save that is under way."""
 
     def saved(self, step: int) -> None:
         """The save of this step has begun in the background."""
@@ -115,6 +120,7 @@ def install(hooks: Hooks, manager: Any) -> MaxText:
     elastic_utils.get_local_batch_size = _rows_for_all_devices
     iteration = _original(train, "training_loop_iteration")
     save = _original(checkpointing, "save_checkpoint")
+    wait = _original(checkpointing, "wait_until_finished")
     load = _original(checkpointing, "load_state_if_possible")
     write = _original(metric_logger.MetricLogger, "write_metrics")
     describe = _original(maxtext_utils, "add_config_to_summary_writer")
@@ -129,9 +135,17 @@ def install(hooks: Hooks, manager: Any) -> MaxText:
     @functools.wraps(save)
     def hooked_save(manager: Any, step: int, *args: Any, **kwargs: Any) -> Any:
         hooks.before_save(int(step))
-        begun = save(manager, step, *args, **kwargs)
+        try:
+            begun = save(manager, step, *args, **kwargs)
+        except Exception as error:
+            raise SaveFailed(int(step)) from error
         hooks.saved(int(step)) if begun else hooks.declined(int(step))
         return begun
+
+    @functools.wraps(wait)
+    def hooked_wait(manager: Any) -> None:
+        hooks.end_save()
+        wait(manager)
 
     @functools.wraps(load)
     def hooked_load(*args: Any, **kwargs: Any) -> Any:
@@ -158,6 +172,7 @@ def install(hooks: Hooks, manager: Any) -> MaxText:
 
     train.training_loop_iteration = hooked_iteration
     checkpointing.save_checkpoint = hooked_save
+    checkpointing.wait_until_finished = hooked_wait
     checkpointing.load_state_if_possible = hooked_load
     metric_logger.MetricLogger.write_metrics = hooked_write
     maxtext_utils.add_config_to_summary_writer = describe_once

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import jax
 import pytest
-from elastic_tpu.runs.errors import ElasticTPUError, ExitCode, LimitSpent
+from elastic_tpu.runs.errors import ElasticTPUError, ExitCode, Infrastructure, LimitSpent
 from elastic_tpu.runs.record import proof
 from elastic_tpu.runs.record.events import EventReader
 from elastic_tpu.runs.record.status import Status
+from elastic_tpu.tests.fakes.slices import FakeSlices
 from elastic_tpu.tests.tools.small import checkpoint, run_at, session_of
 from elastic_tpu.trainer.session import TrainerSession
 from elastic_tpu.trainer.training import elastic
 from elastic_tpu.trainer.training.failure_policy import Budget
 from elastic_tpu.trainer.training.finite import FiniteLosses
+from elastic_tpu.trainer.training.hardware import Hardware
 from elastic_tpu.trainer.training.prover import Prover
 from elastic_tpu.trainer.training.recovery import StepTimes
 
@@ -140,3 +142,79 @@ def test_where_the_spec_says_so_training_goes_on(diverging: Diverging) -> None:
     diverging.loss(31, NAN)
     assert diverging.begin() == 30
     assert [step for step, _ in diverging.told("train.not_finite")] == [30]
+
+
+class Checkpointer:
+    """Orbax's: a failed save in the background is over, and told to the first who waits."""
+
+    def __init__(self, *ends: Exception | None) -> None:
+        self.ends, self.under_way = list(ends), True
+
+    def is_saving_in_progress(self) -> bool:
+        return self.under_way
+
+    def wait(self) -> None:
+        if (error := self.ends.pop(0)) is not None:
+            raise error
+
+
+class Saving:
+    """Training whose step 10 is being saved, and that has done step 11."""
+
+    def __init__(self, session: TrainerSession, checkpointer: Checkpointer, slices: FakeSlices) -> None:
+        self.training, self.checkpointer = training_in(session), checkpointer
+        self.training._checkpointer, self.training._slices = checkpointer, slices
+        self.training._hardware = Hardware(slices, 0.0, simulated=False)
+        self.training._saved_step, self.training._saved_well = 10, -1
+        session.heartbeat.update(step=11, proven_step=0)
+
+    def step(self, done: Callable[[], Any] = dict) -> None:
+        """The next step, as MaxText's loop meets it."""
+        variables = {"checkpoint_manager": self.checkpointer}
+        try:
+            self.training.iteration(12, {"state": {}}, variables, {}, done)
+        except Exception as error:
+            self.training._judge(error)
+
+
+@pytest.mark.parametrize(
+    "why",
+    [PermissionError(13, "Permission denied"), OSError(28, "No space left on device"), ValueError("UNAVAILABLE: x")],
+)
+def test_a_save_that_failed_in_the_background_is_seen_at_the_next_step(tmp_path: Path, why: Exception) -> None:
+    with session_of(run_at(tmp_path)) as session:
+        saving = Saving(session, Checkpointer(why), FakeSlices())
+        saving.step()
+        saving.checkpointer.under_way = False
+        with pytest.raises(Infrastructure) as caught:
+            saving.step(done=lambda: pytest.fail("no step may follow"))
+        told = f"the save of step 10 failed: {type(why).__name__}: {why}; the newest proven checkpoint is of step 0"
+        assert str(caught.value) == told
+
+
+def test_a_save_that_ended_well_is_asked_once(tmp_path: Path) -> None:
+    with session_of(run_at(tmp_path)) as session:
+        saving = Saving(session, Checkpointer(None), FakeSlices())
+        saving.checkpointer.under_way = False
+        saving.step()
+        saving.step()
+        saving.training.end_save()
+        assert saving.checkpointer.ends == []
+
+
+def test_a_save_that_failed_with_its_slice_is_a_lost_slice(tmp_path: Path) -> None:
+    with session_of(run_at(tmp_path)) as session:
+        saving = Saving(session, Checkpointer(OSError(5, "i/o")), FakeSlices(gone=frozenset({1})))
+        saving.training._budget = Budget(3)
+        saving.checkpointer.under_way = False
+        with pytest.raises(jax.errors.JaxRuntimeError, match="DATA_LOSS"):
+            saving.step()
+
+
+def test_a_save_that_fails_by_a_bug_is_one(tmp_path: Path) -> None:
+    with session_of(run_at(tmp_path)) as session:
+        saving = Saving(session, Checkpointer(TypeError("no array")), FakeSlices())
+        saving.checkpointer.under_way = False
+        with pytest.raises(ElasticTPUError, match="no array") as caught:
+            saving.step()
+        assert caught.value.code == ExitCode.BUG
