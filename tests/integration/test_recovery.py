@@ -60,6 +60,7 @@ def test_a_lost_slice_changes_nothing_in_the_result(scenario: Make, uninterrupte
     assert (result.attempts, result.recoveries) == (1, 1)
 
 
+@pytest.mark.full
 def test_two_slices_at_once_then_another_one(scenario: Make, uninterrupted: dict[str, Any]) -> None:
     one = scenario()
     wait = one.start()
@@ -73,6 +74,7 @@ def test_two_slices_at_once_then_another_one(scenario: Make, uninterrupted: dict
     assert len(one.events("recovery.finished")) == 2
 
 
+@pytest.mark.full
 def test_a_kill_while_a_checkpoint_is_being_saved(scenario: Make, uninterrupted: dict[str, Any]) -> None:
     one = scenario()
     wait = one.start()
@@ -132,6 +134,7 @@ def test_a_damaged_newest_checkpoint_is_never_loaded(
     assert differing(one.checkpoint(), uninterrupted) == []
 
 
+@pytest.mark.full
 def test_a_stop_is_saved_and_a_relaunch_resumes(scenario: Make, uninterrupted: dict[str, Any]) -> None:
     one = scenario()
     wait = one.start()
@@ -159,6 +162,7 @@ def test_a_stop_is_saved_and_a_relaunch_resumes(scenario: Make, uninterrupted: d
     assert len(one.events("train.restored")) == 1, "does nothing"
 
 
+@pytest.mark.full
 def test_slices_of_two_vms_feed_every_device(scenario: Make, uninterrupted: dict[str, Any]) -> None:
     """MaxText 0.2.5 counts the devices of one VM only; the same six devices must see the same batches."""
     one = scenario(slices={"type": "sim-2x1", "count": 3})
@@ -166,6 +170,7 @@ def test_slices_of_two_vms_feed_every_device(scenario: Make, uninterrupted: dict
     assert differing(one.checkpoint(), uninterrupted) == []
 
 
+@pytest.mark.full
 def test_the_end_of_the_data_is_an_early_stop_with_the_last_step_saved(
     scenario: Make, data: Path, tmp_path: Path
 ) -> None:
@@ -207,6 +212,7 @@ def test_what_the_run_directory_tells(scenario: Make) -> None:
     assert [event.step for event in first] == [0]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("proven", [True, False])
 def test_a_death_after_the_last_save_costs_no_step(scenario: Make, uninterrupted: dict[str, Any], proven: bool) -> None:
     """MaxText itself refuses a directory whose last step is saved; the run is complete all the same."""
@@ -223,6 +229,7 @@ def test_a_death_after_the_last_save_costs_no_step(scenario: Make, uninterrupted
     assert differing(one.checkpoint(), uninterrupted) == []
 
 
+@pytest.mark.full
 def test_fewer_slices_go_on_and_take_the_lost_one_in_after_a_save(scenario: Make) -> None:
     one = scenario(
         slices={"type": "sim-1x2", "count": 3, "min": 2}, local={"restart_delay": "3s"}, train={"steps": 150}
@@ -242,6 +249,7 @@ def test_fewer_slices_go_on_and_take_the_lost_one_in_after_a_save(scenario: Make
     assert result.steps_lost == loss.data["steps_lost"]
 
 
+@pytest.mark.full
 def test_a_loss_that_is_not_a_number_for_once_costs_some_steps(scenario: Make, uninterrupted: dict[str, Any]) -> None:
     one = scenario(recovery={"wait_for_slices": "2m", "on_nan": "restore"})
     assert one.trainer.start(one.run, nan_at=2 * EVERY)() == 0

@@ -163,6 +163,7 @@ def test_ctrl_c_before_any_step_leaves_nothing(make_case: MakeCase) -> None:
     case.nothing_left()
 
 
+@pytest.mark.full
 def test_a_killed_runner_takes_its_pipeline_along_and_the_next_adopts(make_case: MakeCase) -> None:
     case = make_case(train={"steps": 900})
     with Runner(case) as first:
@@ -178,6 +179,7 @@ def test_a_killed_runner_takes_its_pipeline_along_and_the_next_adopts(make_case:
     case.released()
 
 
+@pytest.mark.full
 def test_a_second_runner_is_refused_then_takes_over_and_the_first_releases_nothing(make_case: MakeCase) -> None:
     case = make_case(**LONG)
     with Runner(case) as first:

@@ -633,6 +633,7 @@ def export_reference(
 
 
 @pytest.mark.maxtext
+@pytest.mark.full
 @pytest.mark.xdist_group("maxtext-reference")
 @pytest.mark.parametrize("kind", ["ocdbt", "zarr"])
 @pytest.mark.parametrize("model", MODELS)
@@ -646,6 +647,7 @@ def test_all_tensors_equal_those_of_maxtexts_converter(
 
 
 @pytest.mark.maxtext
+@pytest.mark.full
 @pytest.mark.xdist_group("maxtext-reference")
 def test_a_checkpoint_copied_under_another_step_is_noticed(reference: Path, tmp_path: Path) -> None:
     """What the folder is called is no evidence (keras #23609: a stale state under a new name)."""
@@ -656,6 +658,7 @@ def test_a_checkpoint_copied_under_another_step_is_noticed(reference: Path, tmp_
 
 
 @pytest.mark.maxtext
+@pytest.mark.full
 @pytest.mark.xdist_group("maxtext-reference")
 @pytest.mark.parametrize("model", MODELS)
 def test_logits_equal_maxtexts_in_float32(reference: Path, model: str, tmp_path: Path, tokenizer: Path) -> None:
