@@ -27,6 +27,18 @@ def batch_words(told: Mapping[str, object]) -> str:
     return f"{told['active']} of {told['wanted']} slices, global batch {batch}{instead}"
 
 
+def batch_of(step: int, events: Iterable[Event], full: int) -> int:
+    """Sequences of a step that is kept.
+
+    Args:
+      events: of the run, in order of time: of two changes before the step the later one holds.
+      full: sequences of a step on all slices.
+    """
+    told = [e for e in events if e.kind == KIND and e.step is not None and e.step <= step]
+    batch = told[-1].data.get("global_batch") if told else None
+    return batch if isinstance(batch, int) else full
+
+
 def changes(events: Iterable[Event]) -> list[str]:
     """Each change of the number of slices that train, in words; damaged events are left out."""
     needed = {"active", "wanted", "global_batch", "full_batch"}

@@ -416,6 +416,21 @@ def test_step_times_leave_out_recoveries_and_give_tokens_a_second() -> None:
     assert "tokens/s" in laid_out(of(losses=losses, plan=plan)).fields["speed"]
 
 
+def test_steps_on_fewer_slices_count_the_tokens_that_they_had() -> None:
+    losses = tuple(Loss(step, 1.0, 2.0 * step) for step in range(8))
+    plan = make_plan(small.spec())
+    fewer = event(33, "train.slices", 2, active=1, wanted=2, global_batch=plan.global_batch // 2, full_batch=0)
+    again = event(34, "train.slices", 7, active=2, wanted=2, global_batch=plan.global_batch, full_batch=0)
+    full = plan.global_batch * 2048 / 2.0
+    told = [tell(of(losses=losses, plan=plan, events=found)).speed for found in ((), (fewer,), (fewer, again))]
+    assert [speed.tokens_per_second for speed in told if speed] == [full, full / 2, full / 2]
+    # A restore of step 3, on all slices: what was done on fewer is done anew.
+    redone = event(35, "train.slices", 2, active=2, wanted=2, global_batch=plan.global_batch, full_batch=0)
+    speed = tell(of(losses=losses, plan=plan, events=(fewer, redone))).speed
+    assert speed is not None
+    assert speed.tokens_per_second == full
+
+
 def test_the_time_between_two_processes_is_no_step_time() -> None:
     # Stopped in order after step 10, gone on with an hour later: no step is done twice.
     losses = tuple(Loss(step, 1.0, when) for step, when in [(9, 0.0), (10, 2.0), (11, 3602.0), (12, 3604.0)])
