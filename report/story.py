@@ -167,17 +167,17 @@ def step_times(losses: Sequence[Loss], events: Sequence[Event] = ()) -> tuple[Lo
 
 def speed(records: Records) -> Speed | None:
     """How fast the run trains; None before it has done two steps in a row."""
-    timed = [p for p in step_times(records.losses, records.events) if p.loss]
+    timed = [(p.step, p.loss) for p in step_times(records.losses, records.events) if p.loss]
     if not timed:
         return None
     plan, changed = records.plan, [e for e in records.events if e.kind == slice_counts.KIND]
     tokens = None
     if plan and plan.sequence_length:
         # Of each step: on fewer slices a step is of fewer sequences.
-        batches = (slice_counts.batch_of(p.step, changed, plan.global_batch) for p in timed)
-        rates = [batch * plan.sequence_length / p.loss for batch, p in zip(batches, timed, strict=True)]
+        batches = [slice_counts.batch_of(step, changed, plan.global_batch) for step, _ in timed]
+        rates = [batch * plan.sequence_length / took for batch, (_, took) in zip(batches, timed, strict=True)]
         tokens = median(rates)
-    return Speed(median(p.loss for p in timed), tokens)
+    return Speed(median(took for _, took in timed), tokens)
 
 
 def headline(records: Records) -> Headline:
