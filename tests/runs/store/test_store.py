@@ -326,7 +326,8 @@ def test_a_file_is_never_seen_half(tmp_path: Path) -> None:
 
 def test_a_file_has_the_time_of_its_commit_even_when_its_writer_had_to_wait(tmp_path: Path) -> None:
     store = open_store(str(tmp_path))
-    lock = os.open(tmp_path, os.O_RDONLY)
+    store.put("before", b"")  # makes the lock's file
+    lock = os.open(tmp_path / ".tmp-lock", os.O_RDWR)
     fcntl.flock(lock, fcntl.LOCK_EX)
     with ThreadPoolExecutor(1) as pool:
         writing = pool.submit(store.put, "x", b"1")
