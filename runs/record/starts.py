@@ -59,10 +59,11 @@ class Starts:
     def _uri(self, record: str) -> str:
         """Below this output, which may have been moved since."""
         found = records.load(self._output.read(record).data, f"{self._output.uri}/{record}").get("run")
-        if not isinstance(found, str) or not found.rpartition("/")[2]:
+        name = found.rpartition("/")[2] if isinstance(found, str) else ""
+        if name in ("", ".", ".."):  # not a folder of this output
             cure = "delete it, and give the directory of a run to go on with"
             raise BadInput(f"{self._output.uri}/{record}: names no run; {cure}")
-        return f"{self._output.uri}/{found.rpartition('/')[2]}"
+        return f"{self._output.uri}/{name}"
 
 
 def _of_pipeline(holder: str, name: str) -> str:

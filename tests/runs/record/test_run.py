@@ -182,6 +182,19 @@ def test_one_holder_starts_a_run_of_each_spec_of_a_sweep(tmp_path: Path) -> None
     assert len(runs_below(output, "job-1") or []) == 2
 
 
+@pytest.mark.parametrize("run", ["gs://acme/other/q", "/etc/..", "", 7])
+def test_a_record_of_a_start_names_a_run_below_its_output_or_none(tmp_path: Path, run: object) -> None:
+    started = start_run(template(tmp_path), "dag/1")
+    (record,) = (path for path in (tmp_path / "out" / ".starts").glob("*/*.json") if path.parent.name != "names")
+    record.write_text(json.dumps({"schema": 1, "run": run, "holder": "dag/1"}))
+    if run == "gs://acme/other/q":
+        assert runs_below(str(tmp_path / "out"), "dag/1") == []  # it was moved with its output, and is not there
+    else:
+        with pytest.raises(BadInput, match="names no run; delete it"):
+            runs_below(str(tmp_path / "out"), "dag/1")
+    assert open_run(started.uri).spec == started.spec
+
+
 def test_nothing_was_started_so_there_is_nothing_to_release(tmp_path: Path) -> None:
     assert find_run(template(tmp_path), "dag/1") is None
     assert not (tmp_path / "out").exists()
